@@ -62,7 +62,7 @@ def test_limit_is_never_under_twice_the_rows_own_honest_error() -> None:
 def test_limit_refuses_integers_narrow_references_and_other_shapes() -> None:
     with pytest.raises(TypeError, match="compare integers exactly"):
         dt.error_limit(torch.int64, torch.zeros(2, dtype=torch.float64), 0.0)
-    with pytest.raises(TypeError, match="must be float64, got torch.float32"):
+    with pytest.raises(TypeError, match=r"must be float64, got torch\.float32"):
         dt.error_limit(torch.float16, torch.zeros(2), 0.0)
     with pytest.raises(ValueError, match=r"honest has shape \(3,\) but reference64 has \(2,\)"):
         dt.error_limit(torch.float16, torch.zeros(2, dtype=torch.float64), torch.zeros(3))
@@ -73,10 +73,15 @@ def test_assert_close_to_accepts_the_honest_result_and_names_the_worst_element()
     reference = torch.randn(4, 32, generator=generator, dtype=torch.float64)
     honest = reference.to(torch.bfloat16)
     good = dt.assert_close_to(honest, reference, honest, "rms_norm")
-    assert good.ok and good.share <= 1 and good.outside == 0 and good.count == 128
+    assert good.ok
+    assert good.share <= 1
+    assert good.outside == 0
+    assert good.count == 128
     bad = honest.clone()
     bad[2, 7] += 0.5
-    with pytest.raises(AssertionError, match=r"rms_norm: worst element at \[2, 7\].*error 5\.\d+e-01, limit .* 1 of 128"):
+    with pytest.raises(
+        AssertionError, match=r"rms_norm: worst element at \[2, 7\].*error 5\.\d+e-01, limit .* 1 of 128"
+    ):
         dt.assert_close_to(bad, reference, honest, "rms_norm")
 
 
@@ -89,7 +94,7 @@ def test_assert_close_to_fails_on_nan_shape_and_dtype() -> None:
         dt.assert_close_to(poisoned, reference, honest)
     with pytest.raises(AssertionError, match=r"shape is \(3,\), must be \(2, 3\)"):
         dt.assert_close_to(honest[0], reference, honest)
-    with pytest.raises(AssertionError, match="dtype is torch.float16, must be torch.bfloat16"):
+    with pytest.raises(AssertionError, match=r"dtype is torch\.float16, must be torch\.bfloat16"):
         dt.assert_close_to(honest, reference, honest, dtype=torch.bfloat16)
 
 
@@ -101,7 +106,9 @@ def test_not_finite_results_are_compared_by_kind() -> None:
         bad = right.clone()
         bad[place] = wrong
         result = dt.compare(bad, reference, 0.0)
-        assert not result.ok and result.index == (place,) and result.outside == 1
+        assert not result.ok
+        assert result.index == (place,)
+        assert result.outside == 1
 
 
 def test_empty_and_zero_dimensional_comparisons() -> None:
@@ -113,7 +120,9 @@ def test_empty_and_zero_dimensional_comparisons() -> None:
 
 def test_bit_equality_sees_the_sign_of_zero_and_nan_payloads() -> None:
     dt.assert_bit_equal(torch.tensor([math.nan, 0.0]), torch.tensor([math.nan, 0.0]))
-    with pytest.raises(AssertionError, match=r"1 of 2 elements differ in their bits; first at \[1\]: -0.0 instead of 0.0"):
+    with pytest.raises(
+        AssertionError, match=r"1 of 2 elements differ in their bits; first at \[1\]: -0.0 instead of 0.0"
+    ):
         dt.assert_bit_equal(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0]))
     with pytest.raises(AssertionError, match="compared with"):
         dt.assert_bit_equal(torch.zeros(2), torch.zeros(2, dtype=torch.float16))
@@ -135,7 +144,9 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_guarded_tensor_is_placed_where_it_was_asked_for(dtype: torch.dtype, offset: int) -> None:
     guarded = dt.guarded_empty((3, 5), dtype, offset=offset)
-    assert guarded.tensor.shape == (3, 5) and guarded.tensor.is_contiguous() and guarded.tensor.dtype == dtype
+    assert guarded.tensor.shape == (3, 5)
+    assert guarded.tensor.is_contiguous()
+    assert guarded.tensor.dtype == dtype
     assert guarded.tensor.data_ptr() % dt.ALIGNMENT == offset * dtype.itemsize
     guarded.tensor.fill_(1)
     guarded.check()
@@ -168,8 +179,15 @@ def test_unwritten_element_is_found_across_chunks(monkeypatch: pytest.MonkeyPatc
         guarded.check()
 
 
-@pytest.mark.parametrize(("place", "text"), [(-1, "before the output.* 1 elements before the start"), (24, "after the output.* 1 elements after the end"),
-                                             (-100, "before .* 100 elements"), (24 + 99, "after .* 100 elements")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (-1, "before the output.* 1 elements before the start"),
+        (24, "after the output.* 1 elements after the end"),
+        (-100, "before .* 100 elements"),
+        (24 + 99, "after .* 100 elements"),
+    ],
+)
 def test_overwritten_guard_is_found(place: int, text: str) -> None:
     guarded = dt.guarded_empty((4, 6), torch.float16)
     guarded.tensor.fill_(0)
@@ -185,7 +203,9 @@ def test_gap_between_rows_is_a_guard() -> None:
     guarded.tensor.fill_(0)
     guarded.check()
     guarded.tensor.as_strided((1,), (1,), guarded.tensor.storage_offset() + 10).fill_(0)
-    with pytest.raises(dt.GuardError, match="1 elements between the rows were overwritten, the first 10 elements after"):
+    with pytest.raises(
+        dt.GuardError, match="1 elements between the rows were overwritten, the first 10 elements after"
+    ):
         guarded.check()
 
 
@@ -227,15 +247,22 @@ def test_guarded_empty_refuses_overlap_and_contradictions() -> None:
 def test_inputs_keep_their_values_and_get_their_layout() -> None:
     values = torch.arange(12.0).reshape(3, 4)
     strided = dt.rows_strided(values, padding=3)
-    assert torch.equal(strided, values) and strided.stride() == (7, 1)
+    assert torch.equal(strided, values)
+    assert strided.stride() == (7, 1)
     assert math.isnan(strided.as_strided((1,), (1,), strided.storage_offset() + 4).item())
     shifted = dt.misaligned(values, 1)
-    assert torch.equal(shifted, values) and shifted.data_ptr() % 16 == 4 and shifted.is_contiguous()
+    assert torch.equal(shifted, values)
+    assert shifted.data_ptr() % 16 == 4
+    assert shifted.is_contiguous()
     wide = dt.expanded(values[0], 5)
-    assert wide.shape == (5, 4) and wide.stride() == (0, 1) and torch.equal(wide[3], values[0])
+    assert wide.shape == (5, 4)
+    assert wide.stride() == (0, 1)
+    assert torch.equal(wide[3], values[0])
     left, right = dt.halves(values, values + 100)
-    assert torch.equal(left, values) and torch.equal(right, values + 100)
-    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() and left.stride() == (8, 1)
+    assert torch.equal(left, values)
+    assert torch.equal(right, values + 100)
+    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+    assert left.stride() == (8, 1)
     with pytest.raises(ValueError, match="one shape"):
         dt.halves(values, values[:2])
 

@@ -1,7 +1,8 @@
 """What the tests of every operator package share: error bounds, guarded allocations, awkward inputs, delayed streams.
 
-The bound of `error_limit` is the only tolerance of this project. It is relative to what an honest implementation in PyTorch reaches
-on the same inputs, so it follows the dtype, the width and the data, and no test carries a number of its own.
+The bound of `error_limit` is the only tolerance of this project. It is relative to what an honest implementation in
+PyTorch reaches on the same inputs, so it follows the dtype, the width and the data, and no test carries a number of
+its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ __all__ = [
     "rows_strided",
 ]
 
-# Bytes on either side of a guarded tensor: more than a warp of 16-byte accesses, so that one stray vector store lands inside.
+# Bytes on either side of a guarded tensor: more than a warp of 16-byte accesses, so that one stray vector store
+# lands inside.
 GUARD_BYTES = 4096
 # Every address handed out is a multiple of this before the caller's own offset is added.
 ALIGNMENT = 256
@@ -41,7 +43,8 @@ ALIGNMENT = 256
 CHECK_CHUNK = 1 << 27
 
 _INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# NaNs with a payload that no arithmetic produces (the hardware's own NaN is 0x7fff, 0x7fffffff or the 0x7fc0... family).
+# NaNs with a payload that no arithmetic produces (the hardware's own NaN is 0x7fff, 0x7fffffff or the 0x7fc0...
+# family).
 _POISON_BITS: dict[torch.dtype, int] = {
     torch.float16: 0x7E5A,
     torch.bfloat16: 0x7FDA,
@@ -51,14 +54,15 @@ _POISON_BITS: dict[torch.dtype, int] = {
 _POISON_BY_SIZE = {1: 0xA5, 2: 0x5AA5, 4: 0x5AA55AA5, 8: 0x5AA55AA55AA55AA5}
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------------
 # Error bounds
 
 
 def rounding_step(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Distance between neighbouring numbers of `dtype` at each value's magnitude (float64, same shape).
 
-    Below the smallest normal number it is the smallest subnormal; values beyond the largest number get the step of the last binade.
+    Below the smallest normal number it is the smallest subnormal; values beyond the largest number get the step of
+    the last binade.
     """
     info = torch.finfo(dtype)
     magnitude = values.detach().to(torch.float64).abs().clamp(min=info.tiny, max=info.max)
@@ -77,7 +81,7 @@ def _row_max(values: torch.Tensor) -> torch.Tensor:
 
 
 def _finite_error(values: torch.Tensor, reference64: torch.Tensor) -> torch.Tensor:
-    """|values - reference| in float64, 0 where either is not finite (those places are compared by kind, not by distance)."""
+    """|values - reference| in float64, 0 where either is not finite (those are compared by kind, not by distance)."""
     wide = values.to(torch.float64)
     both = torch.isfinite(wide) & torch.isfinite(reference64)
     return torch.where(both, wide - reference64, 0.0).abs()
@@ -90,10 +94,11 @@ def error_limit(
 
     limit = 2 * (largest error of `honest`) + half a rounding step of the dtype at the row's largest reference value.
 
-    `honest` is the same computation written plainly in PyTorch with the same input and output dtype (FP32 inside, one rounding), or its
-    largest error as a number. Its largest error is looked for over the whole tensor, once in absolute terms and once in rounding steps of
-    each row; the smaller of the two bounds holds. So a row of small numbers is not excused by the errors of a row of large ones, and
-    no row's limit is under twice the honest error in that row.
+    `honest` is the same computation written plainly in PyTorch with the same input and output dtype (FP32 inside,
+    one rounding), or its largest error as a number. Its largest error is looked for over the whole tensor, once in
+    absolute terms and once in rounding steps of each row; the smaller of the two bounds holds. So a row of small
+    numbers is not excused by the errors of a row of large ones, and no row's limit is under twice the honest error
+    in that row.
 
     Raises:
         TypeError: the dtype is not a floating one, or `reference64` is not float64.
@@ -168,8 +173,8 @@ def compare(
 ) -> Comparison:
     """Compares `actual` with the float64 truth under `error_limit`; never raises for a wrong result.
 
-    Where the reference is NaN or infinite the output must be the same; a finite reference that rounds to infinity in the output's dtype
-    may be that infinity. `dtype` is the dtype the output has to have (by default the one it has).
+    Where the reference is NaN or infinite the output must be the same; a finite reference that rounds to infinity in
+    the output's dtype may be that infinity. `dtype` is the dtype the output has to have (by default the one it has).
     """
     if dtype is not None and actual.dtype != dtype:
         return _refused(name, f"dtype is {actual.dtype}, must be {dtype}")
@@ -222,7 +227,7 @@ def assert_close_to(
     *,
     dtype: torch.dtype | None = None,
 ) -> Comparison:
-    """Raises AssertionError with the worst element, its index, error and limit when `actual` is outside `error_limit`."""
+    """Raises AssertionError with the worst element, its index, error and limit when it is outside `error_limit`."""
     result = compare(actual, reference64, honest, name, dtype=dtype)
     if not result.ok:
         raise AssertionError(result.message())
@@ -230,7 +235,7 @@ def assert_close_to(
 
 
 def assert_bit_equal(actual: torch.Tensor, expected: torch.Tensor, name: str = "output") -> None:
-    """Raises AssertionError unless both tensors have the same shape, dtype and bits (NaN payloads and the sign of zero included)."""
+    """Raises AssertionError unless shape, dtype and bits are the same (NaN payloads and signs of zero included)."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise AssertionError(
             f"{name}: {actual.dtype} {tuple(actual.shape)} compared with {expected.dtype} {tuple(expected.shape)}"
@@ -251,7 +256,7 @@ def assert_bit_equal(actual: torch.Tensor, expected: torch.Tensor, name: str = "
 
 @contextlib.contextmanager
 def honest_math() -> Iterator[None]:
-    """Inside, PyTorch's matrix products accumulate in FP32: no TF32, no reduced-precision reductions in FP16 or BF16."""
+    """Inside, PyTorch's matrix products accumulate in FP32: no TF32, no reduced-precision reductions."""
     matmul = torch.backends.cuda.matmul
     names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
     before = {name: getattr(matmul, name) for name in names}
@@ -267,7 +272,7 @@ def honest_math() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before_cudnn
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------------
 # Guarded allocations
 
 
@@ -288,7 +293,7 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _aligned(count: int, dtype: torch.dtype, device: torch.device, before: int, after: int) -> tuple[torch.Tensor, int]:
-    """An uninitialised 1-D tensor with `before` elements, an ALIGNMENT-aligned place for `count` and `after` more; and that place."""
+    """A 1-D tensor of `before` elements, an ALIGNMENT-aligned place for `count` and `after` more; and that place."""
     size = dtype.itemsize
     storage = torch.empty(before + count + after + ALIGNMENT // size, dtype=dtype, device=device)
     start = before
@@ -316,7 +321,9 @@ class Guarded:
         self._shape = tuple(shape)
         self._strides = tuple(strides)
         self._poison = _poison_bits(dtype)
-        extent = 0 if 0 in self._shape else 1 + sum((n - 1) * s for n, s in zip(self._shape, self._strides, strict=True))
+        extent = (
+            0 if 0 in self._shape else 1 + sum((n - 1) * s for n, s in zip(self._shape, self._strides, strict=True))
+        )
         guard = GUARD_BYTES // dtype.itemsize
         storage, start = _aligned(offset + extent, dtype, device, guard, guard)
         self._bits = storage.view(_INT_OF_SIZE[dtype.itemsize])
@@ -336,10 +343,11 @@ class Guarded:
             self.check()
 
     def check(self, *, written: bool = True) -> None:
-        """Raises GuardError when memory outside the tensor changed or, with `written`, when an element still holds the poison.
+        """Raises GuardError when memory outside the tensor changed or, with `written`, when an element still holds
+        the poison.
 
-        With strides that leave gaps, the gaps count as guard bands. For one-byte dtypes the poison is also a legal value, so pass
-        `written=False` where an output may hold it.
+        With strides that leave gaps, the gaps count as guard bands. For one-byte dtypes the poison is also a legal
+        value, so pass `written=False` where an output may hold it.
         """
         stop = self._start + self._extent
         self._untouched(self._bits[: self._start], -self._start, "before")
@@ -368,7 +376,7 @@ class Guarded:
             distance = -nearest if side == "before" else nearest - self._extent + 1
             unit = f"{self.tensor.element_size()}-byte elements"
             raise GuardError(
-                f"{self.name}: memory {side} the output was overwritten: {where.numel()} {unit} of the guard band changed, "
+                f"{self.name}: memory {side} the output was overwritten: {where.numel()} {unit} of the guard changed, "
                 f"the nearest {distance} elements {side} the {'start' if side == 'before' else 'end'}"
             )
 
@@ -404,7 +412,8 @@ def guarded_empty(
         shape, dtype, device: of the tensor.
         strides: in elements; may leave gaps (which are then guarded too) but not overlap.
         row_padding: elements between rows of the last dimension, instead of `strides`.
-        offset: elements past a 256-byte boundary at which the tensor starts: 0 is aligned, 1 is misaligned for every vector access.
+        offset: elements past a 256-byte boundary at which the tensor starts: 0 is aligned, 1 is misaligned for every
+            vector access.
         name: for messages.
 
     Use it as `with guarded_empty(...) as out: op(x, out=out.tensor)`, or call `check()` yourself.
@@ -428,7 +437,7 @@ def guarded_empty(
     return Guarded(shape, dtype, torch.device(device), strides, offset, name)
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------------
 # Awkward inputs: the same values in another layout. What surrounds them is poison, so that reading it shows.
 
 
@@ -464,7 +473,7 @@ def halves(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch
     return both[..., : left.shape[-1]], both[..., left.shape[-1] :]
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------------
 # Streams
 
 
