@@ -13,7 +13,7 @@ from .errors import BuildError
 _NAME = re.compile(r"^(\d+)\.(\d)([af]?)(\+PTX)?$", re.IGNORECASE)
 _STEM = re.compile(r"^sm(\d{2,3})([af]?)_")
 
-# The first toolkit (major, minor) whose nvcc knows an architecture; anything older than 9.0 is known to every toolkit we accept.
+# The first toolkit (major, minor) whose nvcc knows an architecture; those up to 9.0 every toolkit we accept knows.
 _FIRST_TOOLKIT = {100: (12, 8), 101: (12, 8), 103: (12, 9), 110: (13, 0), 120: (12, 8), 121: (12, 9)}
 
 
@@ -37,7 +37,7 @@ class Arch:
 
 @dataclass(frozen=True)
 class ArchList:
-    """What to build for: machine code (`sass`) and intermediate code (`ptx`); `source` says where the choice came from."""
+    """What to build for: machine code (`sass`), intermediate code (`ptx`); `source` says where the choice came from."""
 
     sass: tuple[Arch, ...]
     ptx: tuple[Arch, ...]
@@ -49,7 +49,7 @@ DEFAULT_PTX = (Arch(90),)
 
 
 def parse_arch_list(text: str) -> tuple[tuple[Arch, ...], tuple[Arch, ...]]:
-    """Parse TORCH_CUDA_ARCH_LIST ("8.0;9.0a+PTX", also with spaces or commas) to (machine code, PTX), sorted, without doubles.
+    """Parse TORCH_CUDA_ARCH_LIST ("8.0;9.0a+PTX", also with spaces or commas) to (machine code, PTX), sorted.
 
     Raises BuildError for an entry that is no architecture, or one older than 8.0.
     """
@@ -61,7 +61,7 @@ def parse_arch_list(text: str) -> tuple[tuple[Arch, ...], tuple[Arch, ...]]:
         match = _NAME.match(entry)
         if match is None:
             raise BuildError(
-                f"TORCH_CUDA_ARCH_LIST has {entry!r}, which is no architecture; write numbers such as 8.0;9.0a;12.0+PTX."
+                f"TORCH_CUDA_ARCH_LIST has {entry!r}, which is no architecture; write numbers: 8.0;9.0a;12.0+PTX."
             )
         major, minor, suffix, with_ptx = match.groups()
         arch = Arch(int(major) * 10 + int(minor), suffix.lower())
@@ -76,7 +76,7 @@ def parse_arch_list(text: str) -> tuple[tuple[Arch, ...], tuple[Arch, ...]]:
 
 
 def for_device(major: int, minor: int) -> Arch:
-    """The architecture to compile for a GPU of this compute capability: Hopper gets 9.0a, where its own instructions live."""
+    """The architecture to compile for a GPU of this capability: Hopper gets 9.0a, where its own instructions live."""
     number = major * 10 + minor
     return Arch(number, "a" if number == 90 else "")
 
@@ -86,8 +86,8 @@ def choose_archs(
 ) -> ArchList:
     """Choose the architectures: TORCH_CUDA_ARCH_LIST, else the visible GPUs, else the default list.
 
-    `capabilities` are those of the visible GPUs, `toolkit` the version of nvcc. Raises BuildError for a list that this nvcc
-    cannot build; the default list leaves out what an older nvcc does not know.
+    `capabilities` are those of the visible GPUs, `toolkit` the version of nvcc. Raises BuildError for a list that this
+    nvcc cannot build; the default list leaves out what an older nvcc does not know.
     """
     text = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if text:
@@ -117,7 +117,7 @@ def _known(arch: Arch, toolkit: tuple[int, int]) -> bool:
 
 
 def stem_arch(stem: str) -> Arch | None:
-    """The architecture that a source file's name asks for (sm90a_gemm -> 9.0a), or None where the name asks for none."""
+    """The architecture that a source file's name asks for (sm90a_gemm -> 9.0a), or None where it asks for none."""
     match = _STEM.match(stem)
     return Arch(int(match[1]), match[2]) if match else None
 
@@ -125,13 +125,13 @@ def stem_arch(stem: str) -> Arch | None:
 def file_archs(stem: str, archs: ArchList) -> tuple[tuple[Arch, ...], tuple[Arch, ...]]:
     """What one .cu file is compiled for, by the prefix of its stem: (machine code, PTX).
 
-    sm80_x: every chosen architecture from 8.0 up; sm90a_x: 9.0a alone; no prefix: all. A file that fits none of the chosen
-    architectures is compiled for its own, so that the library links; the binding refuses it by name, since the
+    sm80_x: every chosen architecture from 8.0 up; sm90a_x: 9.0a alone; no prefix: all. A file that fits none of the
+    chosen architectures is compiled for its own, so that the library links; the binding refuses it by name, since the
     library's list of architectures does not have it.
     """
     lowest = stem_arch(stem)
     if lowest is None:
-        return archs.sass, tuple(arch for arch in archs.ptx)
+        return archs.sass, archs.ptx
     if lowest.suffix:
         sass = tuple(arch for arch in archs.sass if arch == lowest)
         ptx = tuple(arch for arch in archs.ptx if arch == lowest)
@@ -165,7 +165,9 @@ if lib.cuInit(0) == 0 and lib.cuDeviceGetCount(ctypes.byref(count)) == 0:
 def visible_capabilities() -> tuple[tuple[int, int], ...]:
     """Compute capabilities of the visible GPUs; empty where there is no driver or no GPU."""
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_DRIVER], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_DRIVER], capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     found = []

@@ -1,4 +1,4 @@
-"""The PEP 517 build backend of the CUDA packages: setuptools, plus torch and ninja as requirements where CUDA is built."""
+"""The PEP 517 build backend of the CUDA packages: setuptools, plus torch and ninja where CUDA is built."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def read_needs(image: bytes) -> Needs:
 def platform_tag(needs: Needs, machine: str) -> tuple[str, str]:
     """The wheel's platform tag and the reason for it.
 
-    manylinux_2_N where every symbol version and library is one that a system with glibc 2.N promises, else linux_<machine>.
+    manylinux_2_N where a system with glibc 2.N promises every symbol version and library, else linux_<machine>.
     """
     foreign = [name for name in needs.libraries if not _PROMISED.match(name)]
     if foreign:

@@ -110,7 +110,7 @@ def fingerprint(source: Path, csrc: Path, include_root: Path) -> str:
 def fingerprints(csrc: Path, include_root: Path | None = None) -> dict[str, str]:
     """Fingerprint per kernel family of a package: file stem of each csrc/*.cu -> 16 hex digits.
 
-    `include_root` is the folder that holds dandan/ (default: this installation's). Works on any source tree, needs no compiler.
+    `include_root` is the folder that holds dandan/ (default: this installation's). Needs no compiler.
     """
     root = include_root if include_root is not None else default_include_root()
     return {source.stem: fingerprint(source, csrc, root) for source in sorted(csrc.glob("*.cu"))}

@@ -90,12 +90,13 @@ def commands(name: str, decision: Decision) -> dict[str, type[setuptools.Command
 def cuda_package(name: str) -> None:
     """Call setuptools.setup() for the CUDA operator package in the current folder; the whole of its setup.py.
 
-    `name` is the import name. The CUDA part is built by DANDAN_BUILD_CUDA, see dandan_ops_core.build. Ends with a sentence,
-    not a traceback, where it cannot be.
+    `name` is the import name. The CUDA part is built by DANDAN_BUILD_CUDA, see dandan_ops_core.build. Ends with a
+    sentence, not a traceback, where it cannot be.
     """
     try:
         # An sdist or the metadata need no compiler, and must not fail for the lack of one.
-        builds = any(word in ("bdist_wheel", "editable_wheel", "build", "build_py", "install", "develop") for word in sys.argv)
+        building = {"bdist_wheel", "editable_wheel", "build", "build_py", "install", "develop"}
+        builds = not building.isdisjoint(sys.argv)
         decision = decide() if builds else Decision("metadata only")
 
         class CudaDistribution(Distribution):

@@ -55,7 +55,7 @@ def free_memory() -> int | None:
 
 def _free_memory_windows() -> int | None:
     class Status(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32)] + [  # noqa: RUF012
+        _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32)] + [
             (name, ctypes.c_uint64)
             for name in ("total", "available", "total_page", "free_page", "total_virtual", "free_virtual", "extended")
         ]
@@ -73,7 +73,7 @@ def cpu_count() -> int:
 
 
 def find_ninja() -> str:
-    """The ninja program: of the ninja package, beside this Python, or on PATH. Raises BuildError where there is none."""
+    """The ninja program: of the ninja package, on PATH, or beside this Python. Raises BuildError without one."""
     try:
         import ninja
 
@@ -85,13 +85,13 @@ def find_ninja() -> str:
     found = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
     if found is None:
         raise BuildError(
-            "ninja is needed to build the CUDA part; pip install ninja, or build with isolation, or set DANDAN_BUILD_CUDA=0."
+            "ninja is needed for the CUDA part: pip install ninja, build with isolation, or set DANDAN_BUILD_CUDA=0."
         )
     return found
 
 
 def commit_of(package_dir: Path) -> str:
-    """The commit that these sources are of: from the sdist's COMMIT file, else from git (with -dirty), else "unknown"."""
+    """The commit of these sources: from the sdist's COMMIT file, else from git (with -dirty), else "unknown"."""
     recorded = package_dir / COMMIT_FILE
     if recorded.is_file():
         return recorded.read_text(encoding="utf-8").strip() or "unknown"
@@ -114,7 +114,7 @@ def commit_of(package_dir: Path) -> str:
 
 
 def plugin_api() -> int:
-    """The core's PLUGIN_API, which the library is made for; read from the source text, since importing it may need torch."""
+    """The core's PLUGIN_API, which the library is made for; read as text, since importing it may need torch."""
     for path in sorted(Path(__file__).resolve().parent.parent.glob("*.py")):
         match = re.search(r"^PLUGIN_API(?::\s*[\w.\[\]]+)?\s*=\s*(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         if match:
@@ -158,7 +158,7 @@ def build(
 ) -> Path | None:
     """Build the library of one package into `out_dir` and write _build_info.json beside it.
 
-    Returns the library's path, or None where the decision is against CUDA; then an older library in `out_dir` is removed.
+    Returns the library's path, or None where the decision is against CUDA; an older library in `out_dir` then goes.
     Raises BuildError where a tool is missing or a compiler fails.
     """
     environ = os.environ if environ is None else environ
@@ -174,7 +174,8 @@ def build(
         found = find_torch(environ)
         if isinstance(found, str):
             raise BuildError(
-                f"{found}; install torch>=2.9 and build with --no-build-isolation, or build with isolation, or set DANDAN_BUILD_CUDA=0."
+                f"{found}; install torch>=2.9 (and build with --no-build-isolation), build with isolation, "
+                "or set DANDAN_BUILD_CUDA=0."
             )
         torch = found
         library = _compile(name, distribution, package_dir, build_dir, decision, torch, environ)
@@ -196,7 +197,8 @@ def _compile(
     environ: Mapping[str, str],
 ) -> Path:
     toolkit, archs, system = decision.toolkit, decision.archs, platform.system()
-    assert toolkit is not None and archs is not None  # the caller asked decision.cuda
+    if toolkit is None or archs is None:
+        raise BuildError("the decision is against CUDA.")
     csrc = package_dir / "csrc"
     driver_lib = environ.get("DANDAN_CUDA_DRIVER_LIB", "").strip() or None
     if driver_lib is not None and not Path(driver_lib).is_file():
@@ -225,8 +227,8 @@ def _compile(
     jobs = choose_jobs(environ, cpu_count(), free_memory())
     shown = " ".join(arch.name for arch in archs.sass) + "".join(f" {arch.name}+PTX" for arch in archs.ptx)
     print(
-        f"{distribution}: CUDA {toolkit.version_text} ({toolkit.source}: {toolkit.home}), torch headers {torch.version}, "
-        f"architectures {shown} ({archs.source}), {jobs} job{'s' if jobs > 1 else ''}",
+        f"{distribution}: CUDA {toolkit.version_text} ({toolkit.source}: {toolkit.home}), "
+        f"torch headers {torch.version}, architectures {shown} ({archs.source}), {jobs} job{'s' if jobs > 1 else ''}",
         flush=True,
     )
     compiler_environ = windows.compiler_environment(environ) if system == "Windows" else dict(environ)
@@ -235,5 +237,5 @@ def _compile(
         compiler_environ.pop(variable, None)
     done = subprocess.run([find_ninja(), "-C", str(build_dir), f"-j{jobs}"], env=compiler_environ, check=False)
     if done.returncode != 0:
-        raise BuildError(f"{distribution}: the CUDA build failed (ninja exit code {done.returncode}); the compiler's words are above.")
+        raise BuildError(f"{distribution}: the CUDA build failed (ninja exit code {done.returncode}); see above.")
     return Path(plan.library)

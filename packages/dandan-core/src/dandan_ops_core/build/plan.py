@@ -102,7 +102,8 @@ def make_plan(inputs: BuildInputs) -> BuildPlan:
         stubs, library_dir = _torch_libraries(inputs)
         steps += stubs
         steps.append(_linux_link(inputs, objects, library, library_dir, tuple(stub.output for stub in stubs)))
-    return BuildPlan(tuple(steps), library, config, config_header(inputs.archs), ninja_file(steps, library, inputs.system))
+    ninja = ninja_file(steps, library, inputs.system)
+    return BuildPlan(tuple(steps), library, config, config_header(inputs.archs), ninja)
 
 
 def _cuda_step(inputs: BuildInputs, stem: str, path: str, output: str, config: str) -> Step:
@@ -143,7 +144,8 @@ def _cxx_step(inputs: BuildInputs, path: str, output: str, config: str) -> Step:
         command = [inputs.cxx, "/nologo", "/c", path, f"/Fo{output}", "/std:c++20", "/O2", "/MD", "/EHsc"]
         command += ["/Zc:preprocessor", "/Zc:__cplusplus", "/utf-8", "/showIncludes"]
         command += [f"/D{define}" for define in (*defines, "NOMINMAX", "WIN32_LEAN_AND_MEAN")]
-        command += [f"/FI{config}", f"/I{inputs.include_root}", f"/I{inputs.torch.include}", f"/I{inputs.toolkit.include}"]
+        command += [f"/FI{config}"]
+        command += [f"/I{folder}" for folder in (inputs.include_root, inputs.torch.include, inputs.toolkit.include)]
         return Step("cxx", tuple(command), (path,), output, None, "msvc")
     command = [inputs.cxx, "-c", path, "-o", output, "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"]
     command += [f"-ffile-prefix-map={inputs.package_dir}=.", f"-ffile-prefix-map={inputs.torch.include}=torch"]
@@ -171,8 +173,8 @@ def _linux_link(
 ) -> Step:
     command = [inputs.cxx, "-shared", "-o", library, *objects]
     command += ["-Wl,--exclude-libs,ALL", "-Wl,-s", "-Wl,-z,relro,-z,now"]
-    # libstdc++ comes first: torch's libraries export instances of its templates, and a symbol that the linker found there
-    # would be asked of every later torch. Then libtorch, kept although nothing names it: it brings torch's other libraries.
+    # libstdc++ comes first: torch's libraries export instances of its templates, and a symbol that the linker found
+    # there would be asked of every later torch. Then libtorch, kept although nothing names it: it brings the others.
     command += ["-lstdc++", f"-L{library_dir}", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-ltorch_cpu"]
     if not stubs:
         # With the real libraries at hand a symbol that torch does not have is an error here, not at the user's.
@@ -183,7 +185,7 @@ def _linux_link(
 
 def _windows_link(inputs: BuildInputs, objects: Sequence[str], library: str) -> Step:
     if inputs.torch.library is None:
-        raise BuildError("On Windows torch's import libraries are needed to link; install torch or set DANDAN_TORCH_LIB.")
+        raise BuildError("On Windows linking needs torch's import libraries; install torch or set DANDAN_TORCH_LIB.")
     torch = inputs.torch.library
     command = ["link.exe", "/NOLOGO", "/DLL", f"/OUT:{library}", *objects]
     command += [ntpath.join(torch, name) for name in ("torch.lib", "torch_cpu.lib", "c10.lib")]

@@ -21,7 +21,7 @@ _RELEASE = re.compile(r"release (\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit: `include` for the host compiler, `library` the folder of the static runtime, `source` how it was found."""
+    """A CUDA toolkit. `library` is the folder of the static runtime, `source` says how it was found."""
 
     home: str
     nvcc: str
@@ -36,7 +36,7 @@ class Toolkit:
 
     @property
     def driver_floor(self) -> int:
-        """Lowest CUDA driver API version that runs this build: minor-version compatibility makes it the major release."""
+        """Lowest CUDA driver API version that runs this build: by minor-version compatibility, the major release's."""
         return self.version[0] * 1000
 
 
@@ -88,14 +88,15 @@ def inspect_toolkit(
     if version is None:
         return f"{nvcc} ({source}) does not run or does not say its version"
     if version < OLDEST_TOOLKIT:
-        return f"{nvcc} ({source}) is CUDA {version[0]}.{version[1]}, older than {OLDEST_TOOLKIT[0]}.{OLDEST_TOOLKIT[1]}"
+        oldest = ".".join(map(str, OLDEST_TOOLKIT))
+        return f"{nvcc} ({source}) is CUDA {version[0]}.{version[1]}, older than {oldest}"
     include = home / "include"
     if not (include / "cuda_runtime.h").is_file():
-        return f"{home} ({source}) has no include/cuda_runtime.h (package nvidia-cuda-runtime, or the toolkit's cudart part)"
+        return f"{home} ({source}) has no include/cuda_runtime.h (the package nvidia-cuda-runtime has it)"
     runtime = static_runtime_name(system)
     library = next((home / sub for sub in _library_folders(system, machine) if (home / sub / runtime).is_file()), None)
     if library is None:
-        return f"{home} ({source}) has no {runtime} (package nvidia-cuda-runtime, or the toolkit's cudart part)"
+        return f"{home} ({source}) has no {runtime} (the package nvidia-cuda-runtime has it)"
     return Toolkit(str(home), str(nvcc), version, str(include), str(library), source)
 
 
@@ -110,8 +111,9 @@ def find_toolkit(
 ) -> Toolkit | str:
     """Find a CUDA toolkit; return it, or the reason why there is none.
 
-    In this order: DANDAN_CUDA_HOME, CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda, the toolkit wheels from the package
-    index (nvidia/cu13 on the Python path). DANDAN_CUDA_HOME is an order: raises BuildError where it names no usable toolkit.
+    In this order: DANDAN_CUDA_HOME, CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda, the toolkit wheels from the
+    package index (nvidia/cu13 on the Python path). DANDAN_CUDA_HOME is an order: raises BuildError where it names no
+    usable toolkit.
     """
     system = system or platform.system()
     machine = machine or platform.machine()
@@ -143,20 +145,20 @@ def find_toolkit(
         reasons.append(found)
     if reasons:
         return "no usable CUDA toolkit: " + "; ".join(reasons)
-    return "no CUDA toolkit found (no DANDAN_CUDA_HOME, CUDA_HOME or CUDA_PATH, no nvcc on PATH, none in /usr/local/cuda)"
+    return "no CUDA toolkit (DANDAN_CUDA_HOME, CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda, toolkit wheels)"
 
 
 def find_torch(environ: Mapping[str, str]) -> Torch | str:
     """Find torch's headers without importing torch; return them, or the reason why there are none.
 
-    DANDAN_TORCH_INCLUDE names an include folder (unpacked headers do), DANDAN_TORCH_LIB the libraries beside it; without them
-    the installed torch is used. Raises BuildError where DANDAN_TORCH_INCLUDE names a folder without the stable headers.
+    DANDAN_TORCH_INCLUDE names an include folder (unpacked headers do), DANDAN_TORCH_LIB the libraries; without
+    them the installed torch is used. Raises BuildError where DANDAN_TORCH_INCLUDE has no stable headers.
     """
     explicit = environ.get("DANDAN_TORCH_INCLUDE", "").strip()
     if explicit:
         include = Path(explicit)
         if not (include / "torch/csrc/stable/library.h").is_file():
-            raise BuildError(f"DANDAN_TORCH_INCLUDE names {include}, which has no torch/csrc/stable/library.h (torch 2.9 or newer).")
+            raise BuildError(f"DANDAN_TORCH_INCLUDE names {include}, which has no torch/csrc/stable/library.h.")
         library = environ.get("DANDAN_TORCH_LIB", "").strip() or None
         if library is not None and not Path(library).is_dir():
             raise BuildError(f"DANDAN_TORCH_LIB names {library}, which is no folder.")
@@ -177,7 +179,7 @@ def header_version(include: Path) -> str:
         path = include / name
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            numbers = [re.search(rf"#define\s+TORCH_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-            if all(numbers):
-                return ".".join(match[1] for match in numbers if match)
+            numbers = dict(re.findall(r"#define\s+TORCH_VERSION_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
+            if len(numbers) == 3:
+                return ".".join(numbers[part] for part in ("MAJOR", "MINOR", "PATCH"))
     return "unknown"

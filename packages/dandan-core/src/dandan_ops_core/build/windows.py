@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from .errors import BuildError
 
 _HELP = (
-    "install the Visual Studio 2022 Build Tools with the C++ workload, or start from an 'x64 Native Tools Command Prompt for VS 2022'."
+    "install the Visual Studio 2022 Build Tools with the C++ workload, "
+    "or start from an 'x64 Native Tools Command Prompt for VS 2022'."
 )
 
 
