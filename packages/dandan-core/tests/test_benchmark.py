@@ -340,6 +340,17 @@ def test_rows_of_other_kernels_are_reported() -> None:
     assert bench.check_record(on_torch, fingerprints={"sm80_row": "abc"}) == []
 
 
+def test_kernel_of_several_files_has_one_fingerprint() -> None:
+    files = {"sm80_row_rms": "a", "sm80_row_softmax": "b", "sm80_stream": "c", "sm90_cluster_x": "d"}
+    assert records.kernel_fingerprint(files, "sm80_stream") == "c"
+    assert records.kernel_fingerprint(files, "sm90_cluster") == "d"
+    assert records.kernel_fingerprint(files, "sm80_ro") is None
+    whole = records.kernel_fingerprint(files, "sm80_row")
+    assert whole is not None
+    assert whole != records.kernel_fingerprint({**files, "sm80_row_softmax": "B"}, "sm80_row")
+    assert whole == records.kernel_fingerprint({**files, "sm80_stream": "C"}, "sm80_row")
+
+
 def test_geometric_mean() -> None:
     assert records.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert math.isnan(records.geometric_mean([]))

@@ -49,6 +49,7 @@ from dandan_ops_core.records import (
     Row,
     check_record,
     geometric_mean,
+    kernel_fingerprint,
     read_record,
     record_name,
     write_record,
@@ -79,6 +80,7 @@ __all__ = [
     "environment",
     "geometric_mean",
     "host_microseconds",
+    "kernel_fingerprint",
     "load_peers",
     "main",
     "measure",
@@ -130,7 +132,7 @@ class Workload:
         own, peers: who is timed.
         check: compares own output with the truth before anything is timed; a failing comparison fails the case.
         route: the kernel that runs, asked from the operator's execution info.
-        fingerprint: that kernel's fingerprint from the package's build info; None on the torch backend.
+        fingerprint: `kernel_fingerprint(build_info["fingerprints"], route)`; None on the torch backend.
         peers_failed: peers that cannot compute this case, with the reason.
         after: called after timing; raises when what the graphs left behind is wrong (chained output against plain,
             bit by bit).

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dandan_ops_core.device import DeviceInfo
+from dandan_ops_core.records import kernel_fingerprint
 
 __all__ = [
     "SCHEMA",
@@ -242,7 +243,7 @@ def _fresh(table: Table, fingerprints: Mapping[str, str]) -> tuple[list[Row], li
     """The rows whose kernel is the built one, and for each other row what differed."""
     rows, stale = [], []
     for number, row in enumerate(table.rows):
-        present = fingerprints.get(row.kernel)
+        present = kernel_fingerprint(fingerprints, row.kernel)
         if present == row.kernel_fingerprint:
             rows.append(row)
         elif present is None:

@@ -8,6 +8,7 @@ beside the benchmark (`benchmarks/cases.py`), so a row that is missing, doubled 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -25,6 +26,8 @@ __all__ = [
     "Row",
     "check_record",
     "geometric_mean",
+    "kernel_fingerprint",
+    "other_kernels",
     "read_record",
     "record_name",
     "write_record",
@@ -303,6 +306,20 @@ def _check_row(row: Row) -> list[str]:
     return problems
 
 
+def kernel_fingerprint(fingerprints: Mapping[str, str], kernel: str) -> str | None:
+    """The fingerprint of a kernel by its name, or None when the sources have no such kernel.
+
+    A kernel is one file of `csrc/` (`sm80_stream` of `sm80_stream.cu`) or several that continue its name (`sm80_row` of
+    `sm80_row_rms.cu` and `sm80_row_softmax.cu`); of several, their fingerprints together are the kernel's.
+    """
+    if kernel in fingerprints:
+        return fingerprints[kernel]
+    parts = [f"{stem} {fingerprints[stem]}" for stem in sorted(fingerprints) if stem.startswith(f"{kernel}_")]
+    if len(parts) == 1:
+        return parts[0].split()[1]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else None
+
+
 def other_kernels(record: Record, fingerprints: Mapping[str, str]) -> list[tuple[Row, str]]:
     """The rows whose own kernel is not the one of the present sources, with a sentence each.
 
@@ -310,14 +327,12 @@ def other_kernels(record: Record, fingerprints: Mapping[str, str]) -> list[tuple
     """
     stale = []
     for row in record.rows:
+        present = kernel_fingerprint(fingerprints, row.route)
         if row.kernel_fingerprint is None:
-            if row.route in fingerprints:
+            if present is not None:
                 stale.append((row, f"ran {row.route} but has no fingerprint of it"))
-            continue
-        if row.route not in fingerprints:
+        elif present is None:
             stale.append((row, f"kernel {row.route!r} is not in the sources"))
-        elif fingerprints[row.route] != row.kernel_fingerprint:
-            stale.append(
-                (row, f"was taken on {row.route} {row.kernel_fingerprint}, the sources are {fingerprints[row.route]}")
-            )
+        elif present != row.kernel_fingerprint:
+            stale.append((row, f"was taken on {row.route} {row.kernel_fingerprint}, the sources are {present}"))
     return stale
