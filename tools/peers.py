@@ -229,7 +229,9 @@ def load_peers(folder: str | Path, libraries: Sequence[Library] = LIBRARIES) -> 
         try:
             torch.ops.load_library(str(unpack(folder, library, target)))
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
+            # torch says that it could not load; what the dynamic linker said is the cause.
+            first = error.__cause__ if isinstance(error, OSError) else None
+            reason = " ".join(str(first or error).split())
             loaded.missing.update(dict.fromkeys(library.ops, f"{library.name} did not load: {reason}"))
             continue
         for op in library.ops:

@@ -168,7 +168,7 @@ def test_load_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     out = prepared(tmp_path, monkeypatch)
 
     def refuse(path: str) -> None:
-        raise OSError(f"{path}: undefined symbol: abc")
+        raise OSError(f"Could not load this library: {path}") from OSError(f"{path}: undefined symbol: abc")
 
     monkeypatch.setattr(torch.ops, "load_library", refuse)
     loaded = peers.load_peers(out, [LIBRARY])

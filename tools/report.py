@@ -1,0 +1,516 @@
+"""Renders the tables and charts of README and docs from the raw records, or checks that they still say what the
+records say.
+
+    python tools/report.py            writes what is between the markers, and the charts
+    python tools/report.py --check    changes nothing; prints what is wrong and returns 1 if anything is
+
+A marker pair in a Markdown file asks for one view of one record (`docs/results/<package>/<stem>.json`):
+
+    <!-- report:begin dandan-norm/h200-plain summary -->
+    <!-- report:end dandan-norm/h200-plain summary -->
+
+Views: `summary` (one line per operator), `grid OP DTYPE` (rows by columns), `cases [OP]` (one line per case), `host
+[OP]` (host cost of a call) and `chart` (an SVG in docs/assets). Files whose name has `zh-CN` get Chinese headings.
+
+`--check` fails when a text or chart differs from its record, when a record lacks or doubles a case of
+`benchmarks/cases.py`, has a ratio that its own microseconds do not give, or was taken on other kernels than the
+sources and is shown nowhere (a view of such a record says so by itself), and when a topic of `cases.py` has no record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "packages" / "dandan-core" / "src"))
+
+from dandan_ops_core.build.fingerprint import fingerprints  # noqa: E402
+from dandan_ops_core.records import (  # noqa: E402
+    Case,
+    Record,
+    RecordError,
+    Row,
+    check_record,
+    geometric_mean,
+    other_kernels,
+    read_record,
+)
+
+BEGIN = re.compile(r"^<!-- report:begin (?P<name>.+?) -->$")
+END = re.compile(r"^<!-- report:end (?P<name>.+?) -->$")
+LARGE_BYTES = 100e6  # "above 100 MB" of the summary
+
+
+class ReportError(ValueError):
+    """A marker that cannot be served; the message says which and why."""
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Words
+
+ENGLISH = {
+    "op": "operator",
+    "case": "case",
+    "shape": "shape",
+    "dtype": "dtype",
+    "kernel": "kernel",
+    "us": "µs",
+    "bound": "of the bound",
+    "best": "best peer",
+    "peer_us": "its µs",
+    "ratio": "ratio",
+    "cases": "cases",
+    "geomean": "geometric mean",
+    "worst": "worst",
+    "at": "at",
+    "rate": "TB/s above 100 MB",
+    "host": "host µs per call",
+    "none": "*Not measured yet.*",
+    "grid": "µs of {op}, {dtype}; in brackets: best peer's time / ours",
+    "chart": "best peer's time / ours by operator and size",
+    "caption": "{gpu}, driver {driver}, torch {torch}, CUDA {cuda}, SM clock {clock}, {date}. "
+    "Median of CUDA-graph replays over rotating buffers; ratio = best peer's time / ours.",
+    "absent": "Peers that were not available: {names}.",
+    "stale": "**Taken on other kernels than the present sources:** {names}. The figures may differ today.",
+}
+CHINESE = {
+    "op": "算子",
+    "case": "用例",
+    "shape": "形状",
+    "dtype": "类型",
+    "kernel": "内核",
+    "us": "µs",
+    "bound": "达到物理下限的比例",
+    "best": "最快的对照",
+    "peer_us": "对照 µs",
+    "ratio": "比值",
+    "cases": "用例数",
+    "geomean": "几何平均",
+    "worst": "最差",
+    "at": "最差所在",
+    "rate": "100 MB 以上 TB/s",
+    "host": "每次调用的主机 µs",
+    "none": "*尚未测量。*",
+    "grid": "{op} 的 µs，{dtype}；括号内为最快对照的时间 / 本库时间",
+    "chart": "各算子与规模下最快对照的时间 / 本库时间",
+    "caption": "{gpu}，驱动 {driver}，torch {torch}，CUDA {cuda}，SM 频率 {clock}，{date}。"
+    "轮换缓冲区上 CUDA graph 重放的中位数；比值 = 最快对照的时间 / 本库时间。",
+    "absent": "未能使用的对照：{names}。",
+    "stale": "**测量时的内核与当前源码不同：** {names}。今天的数字可能不同。",
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# The project's files
+
+
+@dataclass
+class Project:
+    """The tree that is reported on. Records, cases and fingerprints are read once."""
+
+    root: Path
+    records: dict[str, Record] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    prints: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in sorted((self.root / "docs" / "results").glob("*/*.json")):
+            name = f"{path.parent.name}/{path.stem}"
+            try:
+                record = read_record(path)
+            except RecordError as error:
+                self.problems.append(f"{name}: {error}")
+                continue
+            if record.package != path.parent.name:
+                self.problems.append(f"{name}: is a record of {record.package}")
+            elif not path.stem.endswith(f"-{record.topic}"):
+                self.problems.append(f"{name}: is a record of the topic {record.topic!r}")
+            else:
+                self.records[name] = record
+
+    def markdown(self) -> list[Path]:
+        files = [*self.root.glob("*.md"), *self.root.glob("docs/**/*.md"), *self.root.glob("packages/*/README.md")]
+        return sorted(files)
+
+    def packages(self) -> list[str]:
+        return sorted(path.parents[1].name for path in self.root.glob("packages/*/benchmarks/cases.py"))
+
+    def cases(self, package: str) -> list[Case]:
+        """CASES of a package's benchmarks/cases.py, or nothing where it has none."""
+        path = self.root / "packages" / package / "benchmarks" / "cases.py"
+        if not path.is_file():
+            return []
+        name = f"_cases_of_{package.replace('-', '_')}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            del sys.modules[name]
+        return list(module.CASES)
+
+    def fingerprints(self, package: str) -> dict[str, str]:
+        if package not in self.prints:
+            csrc = self.root / "packages" / package / "csrc"
+            include = self.root / "packages" / "dandan-core" / "src" / "dandan_ops_core" / "include"
+            self.prints[package] = fingerprints(csrc, include) if csrc.is_dir() else {}
+        return self.prints[package]
+
+    def stale_kernels(self, name: str) -> list[str]:
+        """Kernels of a record that are not those of the sources, by name."""
+        record = self.records[name]
+        return sorted({row.route for row, _ in other_kernels(record, self.fingerprints(record.package))})
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Views
+
+
+def _shape(row: Row) -> str:
+    return " × ".join(str(size) for size in row.shape.values())
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> list[str]:
+    """A Markdown table; the last `numbers` columns are aligned to the right."""
+    rules = ["---"] * (len(head) - numbers) + ["---:"] * numbers
+    return ["| " + " | ".join(line) + " |" for line in (head, rules, *rows)]
+
+
+def _us(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _of(record: Record, op: str | None) -> list[Row]:
+    rows = [row for row in record.rows if op is None or row.op == op]
+    if not rows:
+        raise ReportError(f"the record has no operator {op!r}")
+    return rows
+
+
+def _ops(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.op for row in rows))
+
+
+def view_summary(record: Record, words: Mapping[str, str]) -> list[str]:
+    """One line per operator: cases, geometric mean, worst ratio and where, rate of large cases."""
+    lines = []
+    for op in _ops(record.rows):
+        rows = _of(record, op)
+        compared = [row for row in rows if row.ratio is not None]
+        worst = min(compared, key=lambda row: row.ratio or 0.0) if compared else None
+        rates = [row.gigabytes_per_s for row in rows if row.bytes >= LARGE_BYTES and row.gigabytes_per_s]
+        rate = f"{min(rates) / 1e3:.2f}–{max(rates) / 1e3:.2f}" if rates else ""
+        mean = f"{geometric_mean(row.ratio for row in compared if row.ratio):.2f}" if compared else ""
+        place = f"{_shape(worst)} {worst.dtype}" if worst else ""
+        lines.append([f"`{op}`", str(len(rows)), mean, _ratio(worst.ratio) if worst else "", place, rate])
+    head = [words[name] for name in ("op", "cases", "geomean", "worst", "at", "rate")]
+    return _table(head, lines, 5)
+
+
+def view_grid(record: Record, words: Mapping[str, str], op: str, dtype: str) -> list[str]:
+    """Rows by columns of one operator and dtype; only cases whose shape has exactly these two sizes."""
+    cells: dict[tuple[int, int], str] = {}
+    for row in _of(record, op):
+        if row.dtype == dtype and set(row.shape) == {"rows", "cols"} and row.variant == "auto":
+            text = _us(row.us) + (f" ({_ratio(row.ratio)})" if row.ratio is not None else "")
+            cells[row.shape["rows"], row.shape["cols"]] = text
+    if not cells:
+        raise ReportError(f"the record has no grid of {op} {dtype}")
+    columns = sorted({cols for _, cols in cells})
+    head = ["rows \\ cols", *map(str, columns)]
+    lines = [[str(rows), *(cells.get((rows, cols), "") for cols in columns)] for rows in sorted({r for r, _ in cells})]
+    return [words["grid"].format(op=f"`{op}`", dtype=dtype), "", *_table(head, lines, len(columns))]
+
+
+def view_cases(record: Record, words: Mapping[str, str], op: str | None = None) -> list[str]:
+    """One line per case."""
+    lines = []
+    for row in _of(record, op):
+        share = f"{100 * row.bound_us / row.us:.0f} %" if row.bound_us else ""
+        peer = row.best_peer or ""
+        peer_us = _us(row.peers[peer]) if peer else ""
+        what = [f"`{row.op}`", row.case, _shape(row), row.dtype, f"`{row.route}`"]
+        lines.append([*what, _us(row.us), share, peer, peer_us, _ratio(row.ratio)])
+    names = ("op", "case", "shape", "dtype", "kernel", "us", "bound", "best", "peer_us", "ratio")
+    return _table([words[name] for name in names], lines, 5)
+
+
+def view_host(record: Record, words: Mapping[str, str], op: str | None = None) -> list[str]:
+    """Host microseconds of an eager call, ours and the peers'."""
+    rows = [row for row in _of(record, op) if row.host_us is not None]
+    if not rows:
+        raise ReportError("the record has no host times")
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers_host))
+    head = [words["op"], words["case"], words["shape"], words["dtype"], words["host"], *peers]
+    lines = []
+    for row in rows:
+        others = [f"{row.peers_host[name]:.2f}" if name in row.peers_host else "" for name in peers]
+        lines.append([f"`{row.op}`", row.case, _shape(row), row.dtype, f"{row.host_us:.2f}", *others])
+    return _table(head, lines, 1 + len(peers))
+
+
+VIEWS: dict[str, tuple[Callable[..., list[str]], range]] = {
+    "summary": (view_summary, range(1)),
+    "grid": (view_grid, range(2, 3)),
+    "cases": (view_cases, range(2)),
+    "host": (view_host, range(2)),
+}
+
+
+def caption(record: Record, stale: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """What the figures were taken on; and, where that is so, that the kernels have changed since."""
+    place = record.environment
+    clock = f"{place['sm_clock']} MHz" if place.get("sm_clock") else "?"
+    text = words["caption"].format(
+        gpu=place.get("gpu") or "?",
+        driver=place.get("driver") or "?",
+        torch=place.get("torch") or "?",
+        cuda=place.get("cuda") or "?",
+        clock=clock,
+        date=record.date,
+    )
+    lines = ["", text]
+    if record.peers_unavailable:
+        lines[-1] += " " + words["absent"].format(names=", ".join(sorted(record.peers_unavailable)))
+    if stale:
+        lines += ["", "> " + words["stale"].format(names=", ".join(f"`{name}`" for name in stale))]
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# The chart: one panel per operator, size to the right, ratio upwards, both logarithmic. Own SVG, so that the same
+# record gives the same bytes everywhere.
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart with colour-blind eyes
+WIDTH, PANEL, LEFT, RIGHT, TOP, GAP = 760, 150, 64, 16, 44, 46
+
+
+def _ticks(low: float, high: float, steps: Sequence[float]) -> list[float]:
+    return [step for step in steps if low <= step * 1.0001 and step <= high * 1.0001]
+
+
+def _bytes_text(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def chart(record: Record) -> str:
+    """The SVG of a record's ratios. Raises ReportError where no row has both a ratio and bytes."""
+    rows = [row for row in record.rows if row.ratio is not None and row.bytes]
+    if not rows:
+        raise ReportError("the record has no ratios to draw")
+    ops, dtypes = _ops(rows), list(dict.fromkeys(row.dtype for row in rows))
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    low, high = min(*ratios, 0.9) / 1.05, max(*ratios, 1.2) * 1.05
+    small, large = min(row.bytes for row in rows) / 1.3, max(row.bytes for row in rows) * 1.3
+    height = TOP + len(ops) * (PANEL + GAP) + 4
+    inner = WIDTH - LEFT - RIGHT
+
+    def x(value: float) -> float:
+        return LEFT + inner * math.log(value / small) / math.log(large / small)
+
+    def y(value: float, top: float) -> float:
+        return top + PANEL * (1 - math.log(value / low) / math.log(high / low))
+
+    title = f"{record.package} on {record.environment.get('gpu')}: best peer's time / ours ({record.topic})"
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="18" font-weight="bold">{escape(title)}</text>',
+    ]
+    for number, dtype in enumerate(dtypes):
+        place, colour = LEFT + 110 * number, COLOURS[number % len(COLOURS)]
+        out.append(f'<circle cx="{place + 4}" cy="30" r="4" fill="{colour}"/>')
+        out.append(f'<text x="{place + 13}" y="34">{escape(dtype)}</text>')
+    for panel, op in enumerate(ops):
+        top = TOP + 14 + panel * (PANEL + GAP)
+        out.append(f'<text x="{LEFT}" y="{top - 4}" font-style="italic">{escape(op)}</text>')
+        out.append(f'<rect x="{LEFT}" y="{top}" width="{inner}" height="{PANEL}" fill="none" stroke="#999999"/>')
+        for tick in _ticks(low, high, (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
+            at = y(tick, top)
+            stroke = 'stroke="#333333" stroke-width="1.5"' if tick == 1 else 'stroke="#dddddd"'
+            out.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" {stroke}/>')
+            out.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}×</text>')
+        for tick in _ticks(small, large, [10.0**power for power in range(2, 12)]):
+            at = x(tick)
+            out.append(f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{top + PANEL}" stroke="#eeeeee"/>')
+            label = _bytes_text(tick)
+            out.append(f'<text x="{at:.1f}" y="{top + PANEL + 15}" text-anchor="middle">{label}</text>')
+        for row in rows:
+            if row.op == op and row.ratio is not None:
+                colour = COLOURS[dtypes.index(row.dtype) % len(COLOURS)]
+                spot = f'cx="{x(row.bytes):.1f}" cy="{y(row.ratio, top):.1f}" r="3"'
+                about = escape(f"{_shape(row)} {row.dtype}: {row.ratio:.2f}× {row.best_peer}")
+                out.append(f'<circle {spot} fill="{colour}" fill-opacity="0.75"><title>{about}</title></circle>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Markers
+
+
+@dataclass
+class Rendered:
+    """What the files should hold: path to text. `shown` are the records that some view shows."""
+
+    files: dict[Path, str] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+def _view(project: Project, path: Path, marker: str, rendered: Rendered) -> list[str]:
+    name, *arguments = marker.split()
+    words = CHINESE if "zh-CN" in path.name else ENGLISH
+    kind = arguments.pop(0) if arguments else ""
+    if kind != "chart" and kind not in VIEWS:
+        raise ReportError(f"unknown view {kind!r}; views are {', '.join([*VIEWS, 'chart'])}")
+    if name not in project.records:
+        if (project.root / "docs" / "results" / f"{name}.json").exists():
+            raise ReportError("its record cannot be used")
+        return [words["none"]]
+    record = project.records[name]
+    rendered.shown.add(name)
+    if kind == "chart":
+        picture = project.root / "docs" / "assets" / f"{name.replace('/', '-')}.svg"
+        rendered.files[picture] = chart(record)
+        link = Path(os.path.relpath(picture, path.parent)).as_posix()
+        body = [f"![{record.package}: {words['chart']}]({link})"]
+    else:
+        make, accepts = VIEWS[kind]
+        if len(arguments) not in accepts:
+            raise ReportError(f"{kind} takes {accepts[0]} to {accepts[-1]} arguments, got {len(arguments)}")
+        body = make(record, words, *arguments)
+    return [*body, *caption(record, project.stale_kernels(name), words)]
+
+
+def render_text(project: Project, path: Path, text: str, rendered: Rendered) -> str:
+    """The text with everything between markers written anew. Problems go to `rendered.problems`, their text stays."""
+    out: list[str] = []
+    open_marker: str | None = None
+    old: list[str] = []
+    where = path.relative_to(project.root).as_posix()
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```") and open_marker is None:
+            fenced = not fenced
+        begin, end = (None, None) if fenced else (BEGIN.match(line), END.match(line))
+        if begin and open_marker is None:
+            open_marker, old = begin["name"], []
+            out.append(line)
+        elif end and open_marker is not None and open_marker == end["name"]:
+            try:
+                out += ["", *_view(project, path, open_marker, rendered), ""]
+            except ReportError as error:
+                rendered.problems.append(f"{where}:{number}: {open_marker}: {error}")
+                out += old
+            out.append(line)
+            open_marker = None
+        elif begin or end:
+            found = (begin or end or {"name": "?"})["name"]
+            expected = f"the end of {open_marker!r}" if open_marker else "no open marker"
+            rendered.problems.append(f"{where}:{number}: marker {found!r} where there is {expected}")
+            (out if open_marker is None else old).append(line)
+        else:
+            (out if open_marker is None else old).append(line)
+    if open_marker is not None:
+        rendered.problems.append(f"{where}: {open_marker!r} is never ended")
+        out += old
+    return "\n".join(out)
+
+
+def render(project: Project) -> Rendered:
+    """Everything that should be on disk."""
+    rendered = Rendered()
+    for path in project.markdown():
+        text = path.read_text(encoding="utf-8")
+        if "<!-- report:" in text:
+            rendered.files[path] = render_text(project, path, text, rendered)
+    return rendered
+
+
+def check(project: Project) -> list[str]:
+    """Everything that is wrong, one sentence each."""
+    rendered = render(project)
+    problems = [*project.problems, *rendered.problems, *_check_records(project, rendered.shown)]
+    for path, text in rendered.files.items():
+        where = path.relative_to(project.root).as_posix()
+        if not path.is_file():
+            problems.append(f"{where}: is missing; run tools/report.py")
+        elif (present := path.read_text(encoding="utf-8")) != text:
+            problems.append(f"{where}:{_first_difference(present, text)}")
+    return problems
+
+
+def _first_difference(present: str, wanted: str) -> str:
+    left, right = present.split("\n"), wanted.split("\n")
+    for number, (a, b) in enumerate(zip(left, right, strict=False), 1):
+        if a != b:
+            return f"{number}: is not what the record gives: {a[:90]!r}, not {b[:90]!r}; run tools/report.py"
+    return f"{min(len(left), len(right))}: ends differently from what the record gives; run tools/report.py"
+
+
+def _check_records(project: Project, shown: set[str]) -> Iterator[str]:
+    measured: dict[str, set[str]] = {}
+    for name, record in project.records.items():
+        measured.setdefault(record.package, set()).add(record.topic)
+        cases = project.cases(record.package)
+        if not cases:
+            yield f"{name}: packages/{record.package}/benchmarks/cases.py has no CASES"
+        for problem in check_record(record, cases or None):
+            yield f"{name}: {problem}"
+        if name not in shown:
+            for row, text in other_kernels(record, project.fingerprints(record.package)):
+                yield f"{name}: {row.title()}: {text}, and no table says so"
+    for package in project.packages():
+        for topic in dict.fromkeys(case.topic for case in project.cases(package)):
+            if topic not in measured.get(package, set()):
+                yield f"{package}: the topic {topic!r} of cases.py has no record in docs/results/{package}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail on what is wrong")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the project's root folder")
+    arguments = parser.parse_args(argv)
+    project = Project(arguments.root.resolve())
+    if arguments.check:
+        problems = check(project)
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        if problems:
+            print(f"{len(problems)} problems", file=sys.stderr)
+        return 1 if problems else 0
+    rendered = render(project)
+    for path, text in rendered.files.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote {path.relative_to(project.root).as_posix()}")
+    for problem in [*project.problems, *rendered.problems]:
+        print(problem, file=sys.stderr)
+    return 1 if project.problems or rendered.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
