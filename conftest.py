@@ -1,62 +1,93 @@
-"""Options for the whole repository: what happens to GPU tests."""
+"""Options for the whole repository: tests that need a GPU or the compiled library are skipped, or their absence is an error."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Generator
+from pathlib import Path
+
 import pytest
 
-_passed_gpu_tests = pytest.StashKey[set]()
+PACKAGES = Path(__file__).resolve().parent / "packages"
+NEEDS = ("gpu", "library")
+
+_passed = pytest.StashKey[dict[str, set[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--require-gpu",
-        action="store_true",
-        help="fail when no test marked gpu passed (without it they are skipped where there is no GPU)",
-    )
+    for need in NEEDS:
+        parser.addoption(
+            f"--require-{need}",
+            action="store_true",
+            help=f"fail when no test marked {need} passed (without it they are skipped where they cannot run)",
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_passed_gpu_tests] = set()
+    config.stash[_passed] = {need: set() for need in NEEDS}
 
 
-def _why_no_gpu() -> str | None:
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why tests marked gpu cannot run, or None."""
     try:
         import torch
     except ImportError:
         return "torch is not installed"
-    if not torch.cuda.is_available():
-        return "no CUDA GPU is visible to torch"
-    return None
+    return None if torch.cuda.is_available() else "no CUDA GPU is visible to torch"
+
+
+@functools.cache
+def why_no_library(package: str) -> str | None:
+    """Why tests marked library cannot run for a package (import name), or None."""
+    from dandan_ops_core import loader
+
+    loaded = loader.load(package)
+    return None if loaded.loaded else f"the compiled library is not loaded: {loaded.reason}"
+
+
+def owner(item: pytest.Item) -> str | None:
+    """The import name of the package whose tests folder holds this test."""
+    if not item.path.is_relative_to(PACKAGES):
+        return None
+    return item.path.relative_to(PACKAGES).parts[0].replace("-", "_")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
-        return
-    reason = _why_no_gpu()
-    if reason is not None:
-        for item in gpu_items:
+    for item in items:
+        reason = why_no_gpu() if item.get_closest_marker("gpu") else None
+        if reason is None and item.get_closest_marker("library") and (package := owner(item)) is not None:
+            reason = why_no_library(package)
+        if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.when == "call" and report.passed and item.get_closest_marker("gpu"):
-        item.config.stash[_passed_gpu_tests].add(item.nodeid)
+    if report.when == "call" and report.passed:
+        for need, passed in item.config.stash[_passed].items():
+            if item.get_closest_marker(need):
+                passed.add(item.nodeid)
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if session.config.getoption("--require-gpu") and not session.config.stash[_passed_gpu_tests]:
+def unmet(config: pytest.Config) -> list[str]:
+    """The required kinds of test of which none passed."""
+    return [need for need in NEEDS if config.getoption(f"--require-{need}") and not config.stash[_passed][need]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if unmet(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.getoption("--require-gpu"):
-        count = len(config.stash[_passed_gpu_tests])
-        if count:
-            terminalreporter.write_line(f"{count} GPU test{'s' if count > 1 else ''} ran and passed")
-        else:
-            reason = _why_no_gpu() or "none was selected or none passed"
-            terminalreporter.write_line(f"error: --require-gpu, but no GPU test passed: {reason}", red=True)
+    for need in NEEDS:
+        if config.getoption(f"--require-{need}"):
+            terminalreporter.write_line(f"tests marked {need} that ran and passed: {len(config.stash[_passed][need])}")
+    for need in unmet(config):
+        reason = why_no_gpu() if need == "gpu" else None
+        why = reason or "none was selected, or none passed"
+        terminalreporter.write_line(f"error: --require-{need}, but no such test passed: {why}", red=True)

@@ -1,8 +1,8 @@
 """Every task of the project, and the only place that knows the build and test matrix.
 
-    python3 tools/noxw.py -s demo          see the operators run
-    python3 tools/noxw.py -s test          the CPU suite of every package
-    python3 tools/noxw.py --list           everything else
+python3 tools/noxw.py -s demo          see the operators run
+python3 tools/noxw.py -s test          the CPU suite of every package
+python3 tools/noxw.py --list           everything else
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Environment:
 def shared_environment(
     session: nox.Session, path: Path, *steps: tuple[str, ...], interpreter: str = sys.executable, fresh: bool = False
 ) -> Environment:
-    """The environment at `path`, holding what `steps` (pip arguments, one call each) say; made anew when those change."""
+    """The environment at `path` with what `steps` (pip arguments, one call each) say; made anew when those change."""
     environment = Environment(path)
     stamp = path / "stamp.json"
     wanted = json.dumps({"steps": steps, "interpreter": interpreter, "version": sys.version})
@@ -123,16 +123,16 @@ def shared_environment(
     return environment
 
 
-def pip_install(session: nox.Session, environment: Environment, *arguments: str, env: dict[str, str] | None = None) -> None:
+def pip_install(
+    session: nox.Session, environment: Environment, *arguments: str, env: dict[str, str] | None = None
+) -> None:
     command = [environment.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     session.run(*command, external=True, env=env)
 
 
 def cpu_environment(session: nox.Session) -> Environment:
     """The one environment of the CPU sessions."""
-    return shared_environment(
-        session, STATE / "cpu", (f"torch=={TORCH}",), (*BUILD_TOOLS, *TEST_TOOLS, *TYPE_TOOLS)
-    )
+    return shared_environment(session, STATE / "cpu", (f"torch=={TORCH}",), (*BUILD_TOOLS, *TEST_TOOLS, *TYPE_TOOLS))
 
 
 def gpu_environment(session: nox.Session) -> Environment:
@@ -157,7 +157,9 @@ def install_ours(session: nox.Session, environment: Environment, *, cuda: str) -
     show = ("--verbose",) if cuda != "0" else ()  # a CUDA build takes minutes: show its progress
     pip_install(session, environment, *flags, *show, *others, env={"DANDAN_BUILD_CUDA": cuda})
     names = [package.distribution for package in PACKAGES]
-    session.run(environment.python, str(ROOT / "tools/check_environment.py"), "--expect", *names, external=True, silent=True)
+    session.run(
+        environment.python, str(ROOT / "tools/check_environment.py"), "--expect", *names, external=True, silent=True
+    )
     _installed.add((environment.path, cuda))
 
 
@@ -176,7 +178,9 @@ def present_python(session: nox.Session) -> str:
     for python in candidates:
         if python and subprocess.run([python, "-c", probe], capture_output=True).returncode == 0:
             return python
-    session.error("--no-venv: no Python at hand (the one that runs nox, python, python3) has torch and pytest installed")
+    session.error(
+        "--no-venv: no Python at hand (the one that runs nox, python, python3) has torch and pytest installed"
+    )
 
 
 def gpu_python(session: nox.Session, package: Package | None = None) -> tuple[str, dict[str, str]]:
@@ -208,7 +212,7 @@ def has_gpu() -> bool:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Each operator on a model's tensors: backend, kernel, reason, error, time. CUDA where there is a GPU and a toolkit."""
+    """Each operator on a model's tensors: backend, kernel, reason, error, time; CUDA where GPU and toolkit are."""
     if NO_VENV:
         python, env = present_python(session), source_path()
         session.run(python, "-m", "dandan_ops.cli", "demo", *session.posargs, external=True, env=env)
@@ -240,8 +244,9 @@ def test(session: nox.Session, suite: Package | None) -> None:
 def test_gpu(session: nox.Session, package: Package) -> None:
     """The GPU suite; fails when no CUDA test ran. With --no-venv it installs nothing and needs no network."""
     tests = package.path / "tests"
-    if not any(re.search(r"\bmark\.gpu\b", path.read_text(encoding="utf-8")) for path in tests.glob("**/*.py")):
-        session.skip(f"{package.folder} has no test marked gpu")
+    marked = any(re.search(r"\bmark\.gpu\b", path.read_text(encoding="utf-8")) for path in tests.glob("**/*.py"))
+    if package.kind != "operator" and not marked:
+        session.skip(f"{package.folder} has no kernels and no test marked gpu")
     python, env = gpu_python(session, package)
     command = [python, "-m", "pytest", "--require-gpu", "-m", "gpu", str(tests.relative_to(ROOT)), *session.posargs]
     shown = [f"{name}={value}" for name, value in env.items()] + command
@@ -284,10 +289,26 @@ def headers(session: nox.Session, package: Package) -> None:
     session.run(environment.python, "tools/compile_binding.py", str(package.path), *folders, external=True)
 
 
+@nox.session(name="test-library", venv_backend="none")
+@over(OPERATORS)
+def test_library(session: nox.Session, package: Package) -> None:
+    """The CPU suite against the wheels in dist/, compiled library included: schemas, routes and fakes of the real one."""
+    environment = cpu_environment(session)
+    wheels = [str(built_wheel(session, each)) for each in PACKAGES]
+    pip_install(session, environment, "--no-deps", "--force-reinstall", *wheels)
+    _installed.clear()
+    names = [each.distribution for each in PACKAGES]
+    session.run(
+        environment.python, "tools/check_environment.py", "--dist", str(DIST), "--expect", *names, external=True
+    )
+    command = [environment.python, "-m", "pytest", "--require-library", str(package.path / "tests"), *session.posargs]
+    session.run(*command, external=True, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
 @nox.session(name="install-check", reuse_venv=False)
 @over(PACKAGES)
 def install_check(session: nox.Session, package: Package) -> None:
-    """A fresh environment with this one wheel from dist/ and what it declares: smoke test; the library must load."""
+    """A fresh environment with this wheel from dist/ and what it declares: smoke test; the library must load."""
     session.install(f"torch=={TORCH}", silent=True)
     install_wheel(session, package)
     smoke(session, "python", package)
@@ -306,7 +327,9 @@ def abi(session: nox.Session, torch: str) -> None:
 @nox.session(venv_backend="none")
 def lowest(session: nox.Session) -> None:
     """The CPU suite with the lowest dependencies that the packages declare, on the lowest Python at hand."""
-    floor = sorted({f"torch=={low}" for package in PACKAGES for low in re.findall(r'"torch>=([\d.]+)"', package.settings)})
+    floor = sorted(
+        {f"torch=={low}" for package in PACKAGES for low in re.findall(r'"torch>=([\d.]+)"', package.settings)}
+    )
     if len(floor) != 1:
         session.error(f"the packages declare different lowest torch versions: {floor}")
     interpreter = shutil.which("python3.10") or sys.executable
@@ -341,7 +364,9 @@ def typecheck(session: nox.Session) -> None:
     environment = cpu_environment(session)
     sources = [str(package.path / "src" / package.module) for package in PACKAGES]
     session.run(environment.python, "-m", "mypy", *sources, external=True)
-    session.run(environment.python, "-m", "mypy", "noxfile.py", *map(str, sorted(Path("tools").glob("*.py"))), external=True)
+    session.run(
+        environment.python, "-m", "mypy", "noxfile.py", *map(str, sorted(Path("tools").glob("*.py"))), external=True
+    )
 
 
 @nox.session(reuse_venv=True)

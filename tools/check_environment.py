@@ -3,9 +3,9 @@
 
     python tools/check_environment.py [--dist dist] [--expect dandan-norm ...]
 
-Several names of this project's kind belong to strangers on the package index, and pip may prefer those. A package passes when
-its name is one of this tree's and either all its Python files are byte for byte those of packages/*/src, or (an
-editable install) it points there, or it is exactly a wheel in --dist.
+Several names of this project's kind belong to strangers on the package index, and pip may prefer those. A package
+passes when its name is one of this tree's and either all its Python files are byte for byte those of packages/*/src,
+or (an editable install) it points there, or it is exactly a wheel in --dist.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python3 tools/noxw.py -s demo
     python3 tools/noxw.py --list
 
-Needs Python 3.10 or newer and nothing else. The environment lies in .noxw/ in the repository; it is made anew when the pin or
-the Python changes, or when it is broken. The exit code is nox's.
+Needs Python 3.10 or newer and nothing else. The environment lies in .noxw/ in the repository; it is made anew when the
+pin or the Python changes, or when it is broken. The exit code is nox's.
 """
 
 import json

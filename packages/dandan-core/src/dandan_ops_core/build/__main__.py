@@ -6,23 +6,53 @@ The library and its _build_info.json land in src/<package>, where a checkout on 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import re
 from pathlib import Path
 
 from .decide import decide
 from .errors import BuildError
-from .library import build, default_build_dir
+from .fingerprint import fingerprints
+from .library import INFO_NAME, build, default_build_dir
+from .plan import library_name
+from .toolkit import find_toolkit
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dandan_ops_core.build", description=__doc__)
     parser.add_argument("package", type=Path, nargs="+", help="folder of a CUDA operator package")
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="without a CUDA toolkit keep the library that is there, if its kernels are these",
+    )
     arguments = parser.parse_args()
     try:
         for folder in arguments.package:
-            build_in_place(folder.resolve())
+            if arguments.reuse and isinstance(reason := find_toolkit(os.environ), str):
+                check_in_place(folder.resolve(), reason)
+            else:
+                build_in_place(folder.resolve())
     except BuildError as error:
         raise SystemExit(f"error: {error}") from None
+
+
+def check_in_place(folder: Path, reason: str) -> None:
+    """Raise BuildError unless src/<package> has a library built from the kernels of this tree."""
+    name = folder.name.replace("-", "_")
+    library = folder / "src" / name / library_name(name, platform.system())
+    record = library.with_name(INFO_NAME)
+    if not library.is_file() or not record.is_file():
+        raise BuildError(
+            f"{folder.name} has no compiled library in {library.parent}, and it cannot be built: {reason}."
+        )
+    if json.loads(record.read_text(encoding="utf-8"))["fingerprints"] != fingerprints(folder / "csrc"):
+        raise BuildError(
+            f"{library} was built from other kernels than this tree's, and it cannot be rebuilt: {reason}."
+        )
+    print(f"{folder.name}: using {library}, built from the kernels of this tree")
 
 
 def build_in_place(folder: Path) -> None:

@@ -19,6 +19,7 @@ _PIECES = re.compile(
     re.DOTALL,
 )
 _WORD = re.compile(r"[\w\x00\x01]")  # a literal's placeholder counts as a word: `L "a"` is not `L"a"`
+_OPERATORS = "+-*/%&|^<>=!:.#?"
 
 
 def normalise(text: str) -> str:
@@ -55,11 +56,12 @@ def normalise(text: str) -> str:
 
 
 def _squeeze(code: str) -> str:
-    """Drop each run of white space, or make it one space where both neighbours are of one kind (word or sign)."""
+    """Drop each run of white space, or make it one space where without it two tokens could be another one."""
 
     def gap(match: re.Match[str]) -> str:
         before, after = code[match.start() - 1], code[match.end()]
-        return " " if bool(_WORD.match(before)) == bool(_WORD.match(after)) else ""
+        words = _WORD.match(before) and _WORD.match(after)
+        return " " if words or (before in _OPERATORS and after in _OPERATORS) else ""
 
     return re.sub(r"\s+", gap, code.strip())
 

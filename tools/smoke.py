@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""The smoke test of an installed package, for a fresh environment: python -I tools/smoke.py dandan_norm [--library-must-load]
+
+Imports it before torch, resolves every public name, runs it on the CPU, and asks the loader about the compiled library: the
+PyTorch backend would hide a library that does not load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+from collections.abc import Callable
+from importlib.metadata import entry_points, version
+from types import ModuleType
+
+
+def check_core(module: ModuleType) -> None:
+    """The environment report runs."""
+    collect_env = importlib.import_module("dandan_ops_core.collect_env")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        collect_env.main([])
+    if "torch" not in printed.getvalue():
+        raise SystemExit("collect_env does not name torch")
+
+
+def check_norm(module: ModuleType) -> None:
+    """RMSNorm is right on the CPU, and its execution info names a backend and a reason."""
+    import torch
+
+    x = torch.linspace(-2, 2, 2 * 1024).reshape(2, 1024)
+    weight = torch.linspace(0.5, 1.5, 1024)
+    found = module.rms_norm(x, weight, eps=1e-6)
+    expected = torch.nn.functional.rms_norm(x, (1024,), weight, 1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    info = module.elementwise_execution_info("rms_norm", x, weight)
+    if not info.backend or not info.reason:
+        raise SystemExit(f"the execution info names no backend or no reason: {info}")
+
+
+def check_meta(module: ModuleType) -> None:
+    """The command is there."""
+    if not [entry for entry in entry_points(group="console_scripts") if entry.name == "dandan-ops"]:
+        raise SystemExit("the command dandan-ops is not installed")
+    check_norm(module)
+
+
+CHECKS: dict[str, Callable[[ModuleType], None]] = {
+    "dandan_ops_core": check_core,
+    "dandan_norm": check_norm,
+    "dandan_ops": check_meta,
+}
+
+
+def check_library(package: str) -> None:
+    """The compiled library is loaded. Raises SystemExit with the loader's reason."""
+    loader = importlib.import_module("dandan_ops_core.loader")
+    loaded = loader.load(package)
+    if not loaded.loaded:
+        raise SystemExit(f"{package}: the compiled library did not load: {loaded.reason}")
+    print(f"{package}: {loaded.path} loaded, architectures {' '.join(loaded.build_info['architectures'])}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package")
+    parser.add_argument("--library-must-load", action="store_true")
+    arguments = parser.parse_args()
+    name = arguments.package
+    module = importlib.import_module(name)
+    missing = [public for public in getattr(module, "__all__", ()) if not hasattr(module, public)]
+    if missing or not getattr(module, "__all__", ()):
+        raise SystemExit(f"{name}.__all__ is empty or names what is not there: {missing}")
+    CHECKS[name](module)
+    if arguments.library_must_load:
+        check_library(name)
+    print(f"{name} {version(name.replace('_', '-'))} works")
+
+
+if __name__ == "__main__":
+    main()
