@@ -82,7 +82,7 @@ class Result:
 
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """The operators of decode steps of 1 and 8 tokens and of a prefill step, in the order in which a layer runs them."""
+    """The operators of decode steps of 1 and 8 tokens and of a prefill step, in the order in which a layer has them."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
