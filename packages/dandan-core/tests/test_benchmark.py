@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,16 +169,53 @@ def test_contexts_are_entered_for_capture_and_eager_calls() -> None:
 
     own = bench.Implementation("dandan", lambda index: lambda: "dandan", around=Around, host=True)
     row = bench.measure(workload(own=own, peers=[]), FakeEngine({"dandan": 1.0}))
-    assert inside == ["in", "out", "in", "out"]
+    # Once for capture, then for each batch of eager calls; never nested.
+    assert inside[:4] == ["in", "out", "in", "out"]
+    assert inside == ["in", "out"] * (len(inside) // 2)
     assert row.host_us is not None
     assert row.host_us > 0
 
 
-def test_host_time_is_the_median_over_batches_and_idles_before_each() -> None:
+def test_host_time_takes_turns_and_idles_before_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    us = bench.host_microseconds(lambda: seen.append("call"), lambda: seen.append("sync"), calls=4, batches=3)
-    assert us > 0
-    assert seen == ["call"] * 4 + (["sync"] + ["call"] * 4) * 3 + ["sync"]
+    monkeypatch.setattr(bench, "WARM_UP_BATCHES", 1)
+    calls = [lambda: seen.append("a"), lambda: seen.append("b")]
+    times = bench.host_microseconds(calls, lambda: seen.append("sync"), batch=2, batches=3)
+    assert len(times) == 2
+    assert min(times) > 0
+    assert seen == ["sync", "a", "a", "sync", "b", "b"] * 4 + ["sync"]
+
+
+def test_host_time_is_the_median_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two warm-up batches, then 1, 5 and 3 microseconds a call.
+    monkeypatch.setattr(bench, "WARM_UP_BATCHES", 2)
+    # The last batches read the clock twice, the warm-up ones once.
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=Ticking([10, 50, 30], warm_up=2)))
+    (us,) = bench.host_microseconds([lambda: None], lambda: None, batch=10, batches=3)
+    assert us == pytest.approx(3.0)
+
+
+class Ticking:
+    """A clock that is read once for each warm-up batch, then twice a batch, the given microseconds apart."""
+
+    def __init__(self, microseconds: list[float], warm_up: int) -> None:
+        counted = [reading for us in microseconds for reading in (0.0, us * 1e-6)]
+        self.readings = iter([0.0] * warm_up + counted)
+
+    def __call__(self) -> float:
+        return next(self.readings)
+
+
+def test_version_of_a_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src" / "dandan_example"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    assert bench.package_version("dandan-example") is None
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.2.3"\n')
+    assert bench.package_version("dandan-example") == "1.2.3"
+    assert bench.package_version("dandan-absent") is None
+    assert bench.package_version("pytest") == pytest.__version__
 
 
 def test_peers_load_or_are_named() -> None:

@@ -29,6 +29,7 @@ import datetime
 import gc
 import math
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -39,6 +40,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,6 +96,8 @@ REPEATS = 9
 TARGET_US = 400.0
 MIN_CALLS = 20
 MAX_CALLS = 200
+# Batches of eager calls before the host time counts: lazy set-up and the CPU's clock need some milliseconds.
+WARM_UP_BATCHES = 3
 # Rotation and flush buffers are this many times the L2 cache.
 L2_FACTOR = 2
 
@@ -406,38 +410,42 @@ def _median_and_spread(times: Sequence[float]) -> tuple[float, float]:
 
 
 def host_microseconds(
-    call: Callable[[], Any],
+    calls: Sequence[Callable[[], Any]],
     synchronize: Callable[[], None] | None = None,
     *,
-    calls: int = 32,
-    batches: int = 15,
-) -> float:
-    """Host time of one eager call in microseconds: the median over batches of `calls` calls, the device idle before
-    each.
+    contexts: Sequence[Callable[[], AbstractContextManager[Any]]] | None = None,
+    batch: int = 32,
+    batches: int = 21,
+) -> list[float]:
+    """Host time of one eager call of each in microseconds: medians over batches that take turns, the device idle
+    before each.
 
-    `calls` stays far below the depth of the launch queue, so the host never waits for the device.
+    A batch stays far below the depth of the launch queue, so the host never waits for the device. Taking turns
+    matters: the clock of a CPU core and its caches drift by more than what is measured here.
     """
     if synchronize is None:
         import torch
 
         synchronize = torch.cuda.synchronize
-    for _ in range(calls):
-        call()
-    took = []
+    around = contexts or [contextlib.nullcontext] * len(calls)
+    took: list[list[float]] = [[] for _ in calls]
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(batches):
-            synchronize()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            took.append((time.perf_counter() - begin) / calls * 1e6)
+        for turn in range(-WARM_UP_BATCHES, batches):
+            for call, context, times in zip(calls, around, took, strict=True):
+                with context():
+                    synchronize()
+                    begin = time.perf_counter()
+                    for _ in range(batch):
+                        call()
+                    if turn >= 0:
+                        times.append((time.perf_counter() - begin) / batch * 1e6)
     finally:
         if collecting:
             gc.enable()
     synchronize()
-    return statistics.median(took)
+    return [statistics.median(times) for times in took]
 
 
 def measure(
@@ -479,12 +487,11 @@ def measure(
     results = {}
     for implementation, graph, times in zip(timed, graphs, all_times, strict=True):
         results[implementation.name] = _median_and_spread([t / graph.calls for t in times])
-    host: dict[str, float] = {}
-    for implementation in timed:
-        if implementation.host:
-            with implementation.around():
-                call = implementation.eager or implementation.make(0)
-                host[implementation.name] = round(host_microseconds(call, engine.synchronize), 3)
+    hosted = [implementation for implementation in timed if implementation.host]
+    eager = [implementation.eager or implementation.make(0) for implementation in hosted]
+    around = [implementation.around for implementation in hosted]
+    host_times = host_microseconds(eager, engine.synchronize, contexts=around) if hosted else []
+    host = {implementation.name: round(us, 3) for implementation, us in zip(hosted, host_times, strict=True)}
 
     own = workload.own.name
     us, spread = results.pop(own)
@@ -554,19 +561,26 @@ def sm_clock(device: torch.device | str = "cuda") -> int | None:
     return clock if clock is not None else _smi_sm_clock(uuid)
 
 
+def package_version(package: str) -> str | None:
+    """A package's version: of the installed distribution, else of the source tree that it is imported from."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    spec = util.find_spec(package.replace("-", "_"))
+    for place in (spec.submodule_search_locations or []) if spec is not None else []:
+        project = Path(place).parents[1] / "pyproject.toml"
+        if project.is_file():
+            found = re.search(r'^version = "(.+)"$', project.read_text(encoding="utf-8"), re.MULTILINE)
+            return found.group(1) if found else None
+    return None
+
+
 def environment(package: str, device: torch.device | str = "cuda") -> dict[str, Any]:
     """What a record says about the machine. `sm_clock` is filled in by `run` while the GPU works."""
-    from importlib import metadata
-
     import torch
 
     from dandan_ops_core import device as dandan_device
 
     info = dandan_device.describe(device)
-    try:
-        version: str | None = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        version = None
     return {
         "gpu": info.name,
         "driver": info.driver,
@@ -574,7 +588,7 @@ def environment(package: str, device: torch.device | str = "cuda") -> dict[str, 
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "package_version": version,
+        "package_version": package_version(package),
     }
 
 
