@@ -25,6 +25,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +78,10 @@ ENGLISH = {
     "none": "*Not measured yet.*",
     "grid": "µs of {op}, {dtype}; in brackets: best peer's time / ours",
     "chart": "best peer's time / ours by operator and size",
-    "caption": "{gpu}, driver {driver}, torch {torch}, CUDA {cuda}, SM clock {clock}, {date}. "
-    "Median of CUDA-graph replays over rotating buffers; ratio = best peer's time / ours.",
+    "caption": "{gpu}, driver {driver}, torch {torch}, CUDA {cuda}, SM clock {clock}, {date}. {how}",
+    "how": "Median of CUDA-graph replays over rotating buffers; ratio = best peer's time / ours.",
+    "how_host": "Host time of one eager call: median over batches that take turns.",
+    "failed": "Peers that could not run some of the cases: {names}.",
     "absent": "Peers that were not available: {names}.",
     "stale": "**Taken on other kernels than the present sources:** {names}. The figures may differ today.",
 }
@@ -102,8 +105,10 @@ CHINESE = {
     "none": "*尚未测量。*",
     "grid": "{op} 的 µs，{dtype}；括号内为最快对照的时间 / 本库时间",
     "chart": "各算子与规模下最快对照的时间 / 本库时间",
-    "caption": "{gpu}，驱动 {driver}，torch {torch}，CUDA {cuda}，SM 频率 {clock}，{date}。"
-    "轮换缓冲区上 CUDA graph 重放的中位数；比值 = 最快对照的时间 / 本库时间。",
+    "caption": "{gpu}，驱动 {driver}，torch {torch}，CUDA {cuda}，SM 频率 {clock}，{date}。{how}",
+    "how": "轮换缓冲区上 CUDA graph 重放的中位数；比值 = 最快对照的时间 / 本库时间。",
+    "how_host": "一次即时调用的主机时间：轮流分批测量的中位数。",
+    "failed": "有些用例无法运行的对照：{names}。",
     "absent": "未能使用的对照：{names}。",
     "stale": "**测量时的内核与当前源码不同：** {names}。今天的数字可能不同。",
 }
@@ -273,7 +278,7 @@ VIEWS: dict[str, tuple[Callable[..., list[str]], range]] = {
 }
 
 
-def caption(record: Record, stale: Sequence[str], words: Mapping[str, str]) -> list[str]:
+def caption(record: Record, kind: str, stale: Sequence[str], words: Mapping[str, str]) -> list[str]:
     """What the figures were taken on; and, where that is so, that the kernels have changed since."""
     place = record.environment
     clock = f"{place['sm_clock']} MHz" if place.get("sm_clock") else "?"
@@ -284,10 +289,15 @@ def caption(record: Record, stale: Sequence[str], words: Mapping[str, str]) -> l
         cuda=place.get("cuda") or "?",
         clock=clock,
         date=record.date,
+        how=words["how_host" if kind == "host" else "how"],
     )
     lines = ["", text]
     if record.peers_unavailable:
         lines[-1] += " " + words["absent"].format(names=", ".join(sorted(record.peers_unavailable)))
+    failed = Counter(name for row in record.rows for name in row.peers_failed)
+    if failed:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(failed.items()))
+        lines[-1] += " " + words["failed"].format(names=names)
     if stale:
         lines += ["", "> " + words["stale"].format(names=", ".join(f"`{name}`" for name in stale))]
     return lines
@@ -400,7 +410,7 @@ def _view(project: Project, path: Path, marker: str, rendered: Rendered) -> list
         if len(arguments) not in accepts:
             raise ReportError(f"{kind} takes {accepts[0]} to {accepts[-1]} arguments, got {len(arguments)}")
         body = make(record, words, *arguments)
-    return [*body, *caption(record, project.stale_kernels(name), words)]
+    return [*body, *caption(record, kind, project.stale_kernels(name), words)]
 
 
 def render_text(project: Project, path: Path, text: str, rendered: Rendered) -> str:

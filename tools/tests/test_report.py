@@ -143,7 +143,8 @@ def test_tables_say_what_the_record_says(tree: Tree) -> None:
     assert "| `argmax` | logits | 8 × 151936 | float16 | `sm80_row` | 1.50 | 33 % | vllm | 1.80 | 1.20 |" in text
     assert "| `rms_norm` | grid | 1 × 4096 | float16 | 7.25 | 8.90 |" in text
     assert "NVIDIA H200, driver 580.1, torch 2.11.0+cu130, CUDA 13.0, SM clock 1980 MHz, 2026-12-02." in text
-    assert "Peers that were not available: fa3." in text
+    assert "ratio = best peer's time / ours. Peers that were not available: fa3." in text
+    assert "Host time of one eager call" in text
     assert "other kernels" not in text
     assert text.startswith("# Title\n")
     assert text.endswith("\nafter\n")
@@ -235,6 +236,12 @@ def test_changed_kernel_of_a_record_that_nothing_shows_is_found(tree: Tree) -> N
     assert tree.check() == []
     tree.put("packages/dandan-norm/csrc/sm80_row.cu", KERNEL.replace("f()", "g()"))
     assert len([text for text in tree.check() if text.endswith("and no table says so")]) == 5
+
+
+def test_peer_that_failed_on_some_cases_is_named(tree: Tree) -> None:
+    tree.change(lambda data: [row.update(peers_failed={"marlin": "no such shape"}) for row in data["rows"][:2]])
+    assert tree.write() == 0
+    assert "Peers that could not run some of the cases: marlin (2)." in tree.readme()
 
 
 def test_view_without_a_record_says_so(tree: Tree) -> None:

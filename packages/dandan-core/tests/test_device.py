@@ -184,8 +184,6 @@ def test_import_loads_no_driver_and_no_torch(module: str) -> None:
 
 @pytest.mark.gpu
 def test_real_driver() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     version = device.driver_version()
     assert version is not None
     assert version >= 12000
