@@ -1,4 +1,4 @@
-"""Options for the whole repository: tests that need a GPU or the compiled library are skipped, or their absence is an error."""
+"""For the whole repository: tests that need a GPU or the compiled library are skipped, or required."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def headers(session: nox.Session, package: Package) -> None:
 @nox.session(name="test-library", venv_backend="none")
 @over(OPERATORS)
 def test_library(session: nox.Session, package: Package) -> None:
-    """The CPU suite against the wheels in dist/, compiled library included: schemas, routes and fakes of the real one."""
+    """The CPU suite against the wheels in dist/, compiled library included: its schemas, routes and fakes."""
     environment = cpu_environment(session)
     wheels = [str(built_wheel(session, each)) for each in PACKAGES]
     pip_install(session, environment, "--no-deps", "--force-reinstall", *wheels)

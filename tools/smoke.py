@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The smoke test of an installed package, for a fresh environment: python -I tools/smoke.py dandan_norm [--library-must-load]
+"""The smoke test of an installed package, for a fresh environment.
 
-Imports it before torch, resolves every public name, runs it on the CPU, and asks the loader about the compiled library: the
-PyTorch backend would hide a library that does not load.
+    python -I tools/smoke.py dandan_norm --library-must-load
+
+Imports it before torch, resolves every public name, runs it on the CPU, and asks the loader about the compiled library:
+the PyTorch backend would hide a library that does not load.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ FILES = {
     "csrc/params.h": "#pragma once\nstruct Params { int n; };\n",
     "csrc/routes.h": "#pragma once\nint route();\n",
     "csrc/bindings.cpp": '#include "routes.h"\n',
-    "include/dandan/tile/reduce.cuh": "#pragma once\n#include <dandan/ptx/shfl.cuh>\ninline int reduce() { return 3; }\n",
+    "include/dandan/tile/reduce.cuh": "#include <dandan/ptx/shfl.cuh>\ninline int reduce() { return 3; }\n",
     "include/dandan/ptx/shfl.cuh": "#pragma once\ninline int shfl() { return 4; }\n",
 }
 
