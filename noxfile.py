@@ -264,7 +264,8 @@ def build(session: nox.Session, package: Package) -> None:
     for old in DIST.glob(f"{package.module}-*"):
         old.unlink()
     command = [environment.python, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(package.path)]
-    session.run(*command, external=True, env={"DANDAN_BUILD_CUDA": "1"})
+    # No visible GPU: the architectures are then the whole default list, unless TORCH_CUDA_ARCH_LIST says otherwise.
+    session.run(*command, external=True, env={"DANDAN_BUILD_CUDA": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 @nox.session(name="check-wheel", venv_backend="none")

@@ -49,6 +49,9 @@ NOT_SHIPPED = re.compile(
     r"(^|/)(tests?|benchmarks?|docs|build|__pycache__)(/|$)|\.(pyc|so|dll|o|obj|a)$|_build_info\.json$"
 )
 
+# What a released library has machine code for.
+RELEASE_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0a", "12.0")
+
 FATBIN_MAGIC = 0xBA55ED50
 PTX, CUBIN = 1, 2
 ARCHITECTURE_SPECIFIC, FAMILY_SPECIFIC = 1 << 20, 1 << 21
@@ -278,6 +281,9 @@ def check_wheel(path: Path, headers: Path | None, must_have_library: bool) -> li
             problems.append(
                 f"_build_info.json has the reason {info.get('reason')!r} beside {libraries or 'no library'}"
             )
+        if must_have_library:
+            missing = [name for name in RELEASE_ARCHITECTURES if name not in _strings(info.get("architectures"))]
+            problems += [f"has no machine code for {name}" for name in missing]
         for member in libraries:
             if member.endswith(".dll"):
                 print(f"{path.name}: {member} is no ELF file; only its presence was checked")
@@ -333,7 +339,11 @@ def main() -> None:
     parser.add_argument(
         "--torch-headers", type=Path, help="include folder of the oldest torch that must know every symbol"
     )
-    parser.add_argument("--platform-wheel", action="store_true", help="a wheel without its CUDA library fails")
+    parser.add_argument(
+        "--platform-wheel",
+        action="store_true",
+        help="a wheel without its CUDA library, or without an architecture of a release, fails",
+    )
     arguments = parser.parse_args()
     bad = 0
     for path in arguments.files:

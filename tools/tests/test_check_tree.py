@@ -27,7 +27,7 @@ FILES = {
     f"{NORM}/csrc/norm.h": "#include <dandan/tile/row_map.h>\n",
     f"{NORM}/csrc/sm80_row.cuh": '#include "norm.h"\n#include <dandan/tile/rows.cuh>\n',
     f"{NORM}/csrc/sm80_row.cu": '#include "sm80_row.cuh"\n#include <dandan/host/launch.h>\n',
-    f"{NORM}/csrc/bindings.cpp": '#include "norm.h"\n#include <dandan/host/checks.h>\n#include <torch/headeronly/a.h>\n',
+    f"{NORM}/csrc/bindings.cpp": '#include "norm.h"\n#include <dandan/host/checks.h>\n#include <torch/a.h>\n',
     "packages/dandan-gemm/pyproject.toml": "",
     "packages/dandan-gemm/LICENSE": "MIT\n",
     "packages/dandan-gemm/csrc/bindings.cpp": "",
