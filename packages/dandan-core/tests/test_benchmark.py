@@ -496,6 +496,20 @@ def test_graph_of_a_known_copy_is_timed_plausibly() -> None:
 
 
 @pytest.mark.gpu
+def test_peer_that_fails_while_it_is_captured_does_not_spoil_what_follows() -> None:
+    sets = bench.Rotating({"x": ((1 << 20,), torch.float16), "out": ((1 << 20,), torch.float16)}, 2)
+    copy = bench.Implementation("copy", lambda i: lambda: sets[i]["out"].copy_(sets[i]["x"]))
+    # Fine when called eagerly; a synchronisation is not allowed in a capture.
+    waiting = bench.Implementation("waiting", lambda i: lambda: float(sets[i]["x"].clone()[0]))
+    clone = bench.Implementation("clone", lambda i: lambda: sets[i]["x"].clone())
+    row = bench.measure(bench.Workload(CASE, 2, copy, [waiting, clone]), bench.CudaEngine())
+    assert set(row.peers) == {"clone"}
+    assert "captur" in row.peers_failed["waiting"]
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
 def test_environment_of_a_gpu() -> None:
     found = bench.environment("dandan-ops-core")
     assert set(found) == set(records.ENVIRONMENT_KEYS)

@@ -351,16 +351,25 @@ class CudaEngine:
         kept: deque[Any] = deque(maxlen=len(calls))
         # Not torch.cuda.graph: some versions collect garbage and empty the cache on entry, 100 ms for a 400 us graph.
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(capture_error_mode="thread_local")
+            pool = torch.cuda.graph_pool_handle()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 for number in range(count):
                     kept.append(calls[number % len(calls)]())
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture is invalid; the first error is the one to see
-                    graph.capture_end()
+                self._abandon(graph, pool)
                 raise
             graph.capture_end()
         return _CudaGraph(graph, count, list(kept))
+
+    def _abandon(self, graph: Any, pool: Any) -> None:
+        """Ends a capture that a call has made invalid, so that the next capture and the allocator work again."""
+        torch = self._torch
+        try:
+            graph.capture_end()
+        except RuntimeError:  # says that the capture is invalid, and leaves the allocator believing that it goes on
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            torch._C._cuda_endAllocateToPool(index, pool)
 
     def time(self, graphs: Sequence[WorkGraph], repeats: int) -> list[list[float]]:
         torch = self._torch
