@@ -211,7 +211,7 @@ def render(data: dict[str, Any]) -> str:
     lines: list[str] = []
 
     def add(name: str, text: object) -> None:
-        lines.append(f"{name + ':':<18}{text}")
+        lines.append(f"{name + ':':<17} {text}")
 
     add("system", f"{data['system']['platform']}, {data['system']['cpus']} CPUs")
     add("python", f"{data['python']['version']} ({data['python']['executable']})")

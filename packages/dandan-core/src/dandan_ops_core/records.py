@@ -53,7 +53,7 @@ class Case:
         topic: the record it belongs to (`plain`, `chained`, `ragged`, `host`).
         op: the operator's name.
         case: what the shape stands for, such as `Qwen3-0.6B hidden` or `grid`.
-        shape: DESIGN's names and sizes, such as `{"rows": 16, "cols": 4096}`.
+        shape: the operator's sizes by name, such as `{"rows": 16, "cols": 4096}`.
         dtype: `float16`, `bfloat16`, `float32` or a longer name of the operator's own, such as `float16 int4 g64`.
         variant: `auto`, or the kernel that is forced.
         bytes: what has to cross DRAM once: every input read and every output written.
