@@ -140,6 +140,9 @@ def gpu_environment(session: nox.Session) -> Environment:
     return shared_environment(session, STATE / "gpu", ("torch>=2.9",), (*BUILD_TOOLS, *TEST_TOOLS))
 
 
+# What is ours is built and installed as the tree has it: no wheel that pip kept, nothing by name from an index.
+AS_IT_IS = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")
+
 _installed: set[tuple[Path, str]] = set()
 
 
@@ -150,12 +153,11 @@ def install_ours(session: nox.Session, environment: Environment, *, cuda: str) -
     """
     if (environment.path, cuda) in _installed:
         return
-    flags = ("--no-deps", "--no-build-isolation", "--force-reinstall")
     others = [str(package.path) for package in PACKAGES if package is not CORE]
     session.log(f"installing {', '.join(package.distribution for package in PACKAGES)} from this tree")
-    pip_install(session, environment, *flags, str(CORE.path))
+    pip_install(session, environment, *AS_IT_IS, str(CORE.path))
     show = ("--verbose",) if cuda != "0" else ()  # a CUDA build takes minutes: show its progress
-    pip_install(session, environment, *flags, *show, *others, env={"DANDAN_BUILD_CUDA": cuda})
+    pip_install(session, environment, *AS_IT_IS, *show, *others, env={"DANDAN_BUILD_CUDA": cuda})
     names = [package.distribution for package in PACKAGES]
     session.run(
         environment.python, str(ROOT / "tools/check_environment.py"), "--expect", *names, external=True, silent=True
@@ -259,7 +261,7 @@ def test_gpu(session: nox.Session, package: Package) -> None:
 def build(session: nox.Session, package: Package) -> None:
     """The sdist, and the wheel from that sdist, into dist/. An operator package must get its CUDA part."""
     environment = cpu_environment(session)
-    pip_install(session, environment, "--no-deps", "--no-build-isolation", "--force-reinstall", str(CORE.path))
+    pip_install(session, environment, *AS_IT_IS, str(CORE.path))
     DIST.mkdir(exist_ok=True)
     for old in DIST.glob(f"{package.module}-*"):
         old.unlink()
@@ -285,7 +287,7 @@ def check_wheel(session: nox.Session, package: Package) -> None:
 def headers(session: nox.Session, package: Package) -> None:
     """The binding compiles against the headers of the oldest and the newest torch."""
     environment = cpu_environment(session)
-    pip_install(session, environment, "--no-deps", "--no-build-isolation", "--force-reinstall", str(CORE.path))
+    pip_install(session, environment, *AS_IT_IS, str(CORE.path))
     folders = [torch_headers(session, environment, version) for version in (ABI_TORCH[0], ABI_TORCH[-1])]
     session.run(environment.python, "tools/compile_binding.py", str(package.path), *folders, external=True)
 
@@ -296,7 +298,7 @@ def test_library(session: nox.Session, package: Package) -> None:
     """The CPU suite against the wheels in dist/, compiled library included: its schemas, routes and fakes."""
     environment = cpu_environment(session)
     wheels = [str(built_wheel(session, each)) for each in PACKAGES]
-    pip_install(session, environment, "--no-deps", "--force-reinstall", *wheels)
+    pip_install(session, environment, *AS_IT_IS, *wheels)
     _installed.clear()
     names = [each.distribution for each in PACKAGES]
     session.run(
