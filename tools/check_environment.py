@@ -76,6 +76,8 @@ def problem_of(package: Distribution, tree: dict[str, Path], dist: Path | None) 
     shown = f"{name} {package.version}"
     if name not in tree:
         return f"{shown} is installed, but this tree has no such package"
+    if Path(str(package.locate_file(""))).resolve() == (tree[name] / "src").resolve():
+        return None  # the tree itself is on the path
     folder = editable_folder(package)
     if folder is not None:
         same = folder.resolve() == tree[name].resolve()

@@ -80,6 +80,16 @@ def test_editable_installs(tool: Callable[[str], ModuleType], tree: Path, tmp_pa
         assert (check(tool, tree, tmp_path / site) == []) is good
 
 
+def test_the_tree_itself_on_the_path(tool: Callable[[str], ModuleType], tree: Path) -> None:
+    """An editable install leaves metadata beside the sources, of files as the sdist has them."""
+    sources = tree / "packages/dandan-norm/src"
+    meta = sources / "dandan_norm.egg-info"
+    meta.mkdir()
+    (meta / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: dandan-norm\nVersion: 0.1.0\n")
+    (meta / "SOURCES.txt").write_text("CHANGELOG.md\nsrc/dandan_norm/__init__.py\n")
+    assert check(tool, tree, sources, expect="dandan-norm") == []
+
+
 def test_against_wheels(tool: Callable[[str], ModuleType], tree: Path, tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     dist.mkdir()
