@@ -67,6 +67,14 @@ BUILD_TOOLS = ("setuptools>=77", "hatchling>=1.27", "editables>=0.5", "build>=1.
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "numpy", "pyelftools==0.33")
 TYPE_TOOLS = ("mypy==2.4.1",)
 LINT_TOOLS = ("ruff==0.17.6", "check-jsonschema==0.39.0")
+# The CUDA toolkit as wheels (compiler, its parts, static runtime, headers), for a build where none is installed.
+CUDA_TOOLKIT = (
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+)
 DOCS_TOOLS = ("mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.29")
 
 nox.needs_version = ">=2024.10.9"
@@ -267,7 +275,10 @@ def build(session: nox.Session, package: Package) -> None:
         old.unlink()
     command = [environment.python, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(package.path)]
     # No visible GPU: the architectures are then the whole default list, unless TORCH_CUDA_ARCH_LIST says otherwise.
-    session.run(*command, external=True, env={"DANDAN_BUILD_CUDA": "1", "CUDA_VISIBLE_DEVICES": ""})
+    env = {"DANDAN_BUILD_CUDA": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if package.kind == "operator":
+        env.update(cuda_toolkit(session, environment))
+    session.run(*command, external=True, env=env)
 
 
 @nox.session(name="check-wheel", venv_backend="none")
@@ -289,7 +300,8 @@ def headers(session: nox.Session, package: Package) -> None:
     environment = cpu_environment(session)
     pip_install(session, environment, *AS_IT_IS, str(CORE.path))
     folders = [torch_headers(session, environment, version) for version in (ABI_TORCH[0], ABI_TORCH[-1])]
-    session.run(environment.python, "tools/compile_binding.py", str(package.path), *folders, external=True)
+    command = [environment.python, "tools/compile_binding.py", str(package.path), *folders]
+    session.run(*command, external=True, env=cuda_toolkit(session, environment))
 
 
 @nox.session(name="test-library", venv_backend="none")
@@ -351,7 +363,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """ruff, the workflows against their published schema, the tree's dependency rules, the two READMEs."""
+    """ruff, the workflows against their published schema, dependency rules, the two READMEs, releases, records."""
     session.install(*LINT_TOOLS)
     session.run("ruff", "check", ".")
     workflows = sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github/workflows").glob("*.yml"))
@@ -359,6 +371,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/check_tree.py")
     session.run("python", "tools/check_readme.py")
     session.run("python", "tools/release.py", "--check")
+    session.run("python", "tools/report.py", "--check")
 
 
 @nox.session(venv_backend="none")
@@ -448,6 +461,17 @@ def smoke(session: nox.Session, python: str, package: Package) -> None:
         arguments.append("--library-must-load")
     with session.chdir(session.create_tmp()):
         session.run(python, "-I", str(ROOT / "tools/smoke.py"), *arguments)
+
+
+def cuda_toolkit(session: nox.Session, environment: Environment) -> dict[str, str]:
+    """Variables for a CUDA build: none where this machine has a toolkit, else one from its wheels, in .nox/toolkit."""
+    code = "import os; from dandan_ops_core.build.toolkit import Toolkit, find_toolkit as find"
+    code += "; raise SystemExit(not isinstance(find(os.environ), Toolkit))"
+    if subprocess.run([environment.python, "-c", code], check=False).returncode == 0:
+        return {}
+    toolkit = shared_environment(session, STATE / "toolkit", CUDA_TOOLKIT)
+    (home,) = toolkit.path.glob("**/site-packages/nvidia/cu13")
+    return {"DANDAN_CUDA_HOME": str(home)}
 
 
 def torch_headers(session: nox.Session, environment: Environment, version: str) -> str:
