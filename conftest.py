@@ -24,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_passed] = {need: set() for need in NEEDS}
+    passed: dict[str, set[str]] = {need: set() for need in NEEDS}
+    config.stash[_passed] = passed
 
 
 @functools.cache

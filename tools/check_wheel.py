@@ -25,7 +25,7 @@ from pathlib import Path
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
 # The oldest system that a wheel may ask for: glibc 2.34, libstdc++ and libgcc of GCC 11 (Debian 12, Ubuntu 22.04,
@@ -107,24 +107,25 @@ def read_library(image: bytes) -> Library:
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
             for tag in section.iter_tags():
+                # elftools names the string after the tag: .needed, .rpath, .runpath
                 if tag.entry.d_tag == "DT_NEEDED":
-                    library.needed.append(tag.needed)
+                    library.needed.append(getattr(tag, "needed"))  # noqa: B009
                 elif tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
-                    library.run_paths.append(tag.rpath if tag.entry.d_tag == "DT_RPATH" else tag.runpath)
+                    library.run_paths.append(getattr(tag, tag.entry.d_tag.removeprefix("DT_").lower()))
         elif isinstance(section, GNUVerNeedSection):
             for _, names in section.iter_versions():
                 for name in names:
                     family, _, number = name.name.partition("_")
                     library.versions.setdefault(family, set()).add(number)
     table, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
-    if not isinstance(table, SymbolTableSection):
-        raise ValueError("the library has no dynamic symbols")
+    if not isinstance(table, SymbolTableSection) or not isinstance(versions, GNUVerSymSection):
+        raise ValueError("the library has no dynamic symbols, or none with versions")
     for index, symbol in enumerate(table.iter_symbols()):
         if not symbol.name:
             continue
         bind = symbol["st_info"]["bind"]
         if symbol["st_shndx"] == "SHN_UNDEF":
-            version = versions.get_symbol(index)["ndx"] if versions is not None else "VER_NDX_GLOBAL"
+            version = versions.get_symbol(index)["ndx"]
             if isinstance(version, str):  # VER_NDX_LOCAL or VER_NDX_GLOBAL: bound to no version of no library
                 library.undefined[symbol.name] = bind
         elif bind != "STB_LOCAL" and symbol["st_other"]["visibility"] == "STV_DEFAULT":

@@ -26,17 +26,17 @@ class SetUpError(Exception):
     """The private environment cannot be made; the message says why and what helps."""
 
 
-def environment_python(home):
+def environment_python(home: Path) -> Path:
     """The Python of the environment in `home`."""
     return home / "Scripts" / "python.exe" if os.name == "nt" else home / "bin" / "python"
 
 
-def wanted_stamp():
+def wanted_stamp() -> "dict[str, str]":
     """What the environment must have been made from."""
     return {"nox": NOX, "python": ".".join(map(str, sys.version_info[:3])), "base": sys.base_prefix}
 
 
-def is_usable(home):
+def is_usable(home: Path) -> bool:
     """Whether the environment is complete, of this pin and this Python, and its nox starts."""
     try:
         if json.loads((home / "stamp.json").read_text(encoding="utf-8")) != wanted_stamp():
@@ -47,7 +47,7 @@ def is_usable(home):
     return done.returncode == 0
 
 
-def make(home):
+def make(home: Path) -> None:
     """Make the environment anew. Raises SetUpError."""
     print(f"noxw: making a private environment with {NOX} in {home}", file=sys.stderr, flush=True)
     if home.exists():
@@ -67,7 +67,7 @@ def make(home):
     (home / "stamp.json").write_text(json.dumps(wanted_stamp()), encoding="utf-8")
 
 
-def main(arguments):
+def main(arguments: "list[str]") -> int:
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
         print(f"noxw: Python 3.10 or newer is needed; this is {found} ({sys.executable}).", file=sys.stderr)
