@@ -164,8 +164,15 @@ def install_ours(session: nox.Session, environment: Environment, *, cuda: str) -
     others = [str(package.path) for package in PACKAGES if package is not CORE]
     session.log(f"installing {', '.join(package.distribution for package in PACKAGES)} from this tree")
     pip_install(session, environment, *AS_IT_IS, str(CORE.path))
-    show = ("--verbose",) if cuda != "0" else ()  # a CUDA build takes minutes: show its progress
-    pip_install(session, environment, *AS_IT_IS, *show, *others, env={"DANDAN_BUILD_CUDA": cuda})
+    env = {"DANDAN_BUILD_CUDA": cuda}
+    if cuda == "1":
+        env.update(cuda_toolkit(session, environment))
+    if cuda != "0":
+        # It takes minutes, and pip would hide its progress; the wheel's build then finds everything compiled.
+        folders = [str(package.path) for package in OPERATORS]
+        command = [environment.python, "-m", "dandan_ops_core.build", "--out", str(STATE / "libraries"), *folders]
+        session.run(*command, external=True, env=env)
+    pip_install(session, environment, *AS_IT_IS, *others, env=env)
     names = [package.distribution for package in PACKAGES]
     session.run(
         environment.python, str(ROOT / "tools/check_environment.py"), "--expect", *names, external=True, silent=True

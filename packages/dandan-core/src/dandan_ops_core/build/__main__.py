@@ -28,13 +28,14 @@ def main() -> None:
         action="store_true",
         help="without a CUDA toolkit keep the library that is there, if its kernels are these",
     )
+    parser.add_argument("--out", type=Path, help="leave the library in OUT/<package> instead; src/ stays as it is")
     arguments = parser.parse_args()
     try:
         for folder in arguments.package:
             if arguments.reuse and isinstance(reason := find_toolkit(os.environ), str):
                 check_in_place(folder.resolve(), reason)
             else:
-                build_in_place(folder.resolve())
+                build_one(folder.resolve(), arguments.out)
     except BuildError as error:
         raise SystemExit(f"error: {error}") from None
 
@@ -55,7 +56,8 @@ def check_in_place(folder: Path, reason: str) -> None:
     print(f"{folder.name}: using {library}, built from the kernels of this tree")
 
 
-def build_in_place(folder: Path) -> None:
+def build_one(folder: Path, out: Path | None) -> None:
+    """Build one package's library into src/<package>, or into `out`/<package>."""
     settings = folder / "pyproject.toml"
     if not settings.is_file() or not (folder / "csrc").is_dir():
         raise BuildError(f"{folder} is no CUDA operator package: it has no pyproject.toml or no csrc.")
@@ -65,7 +67,8 @@ def build_in_place(folder: Path) -> None:
         raise BuildError(f"{settings} has no static name and version.")
     distribution, version = found[0][1], found[1][1]
     name = distribution.replace("-", "_")
-    library = build(name, distribution, version, folder, folder / "src" / name, default_build_dir(folder), decide())
+    out_dir = (out or folder / "src") / name
+    library = build(name, distribution, version, folder, out_dir, default_build_dir(folder), decide())
     if library is not None:
         print(library)
 
