@@ -81,8 +81,9 @@ def commands(name: str, decision: Decision) -> dict[str, type[setuptools.Command
         """Adds the commit that it is made from, which a build from it records."""
 
         def make_release_tree(self, base_dir: str, files: Any) -> None:
+            commit = commit_of(package_dir)  # before the release tree lies there and makes the checkout look changed
             super().make_release_tree(base_dir, files)
-            (Path(base_dir) / COMMIT_FILE).write_text(commit_of(package_dir) + "\n", encoding="utf-8")
+            (Path(base_dir) / COMMIT_FILE).write_text(commit + "\n", encoding="utf-8")
 
     return {"build_py": BuildPy, "bdist_wheel": BdistWheel, "sdist": Sdist}
 
