@@ -82,7 +82,8 @@ nox.options.sessions = ["lint", "typecheck", "test"]
 nox.options.error_on_missing_interpreters = True
 
 # nox has no public word for it, and sessions here choose their environment themselves.
-NO_VENV = "--no-venv" in sys.argv or "none" in sys.argv
+_OPTIONS = " ".join(sys.argv[1:]).split(" -- ")[0]
+NO_VENV = re.search(r"--no-venv|(-fb|--force-venv-backend)[ =]none", _OPTIONS) is not None
 
 
 def over(packages: tuple[Package, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
