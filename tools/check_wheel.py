@@ -252,6 +252,10 @@ def check_wheel(path: Path, headers: Path | None, must_have_library: bool) -> li
     for needed in ("__init__.py", "py.typed"):
         if needed not in inside:
             problems.append(f"lacks {name}/{needed}")
+    if distribution == "dandan-ops-core" and not any(
+        re.match(r"include/dandan/ptx/.+\.cuh$", member) for member in inside
+    ):
+        problems.append("lacks the headers in include/dandan, which every CUDA package is built with")
     if not any(member.startswith(f"{meta}licenses/LICENSE") for member in files):
         problems.append("lacks the licence")
 
@@ -323,6 +327,8 @@ def check_sdist(path: Path) -> list[str]:
     problems += [
         f"lacks {name}" for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE") if name not in names
     ]
+    if core and not any(re.match(r"src/dandan_ops_core/include/dandan/ptx/.+\.cuh$", name) for name in names):
+        problems.append("lacks the headers in include/dandan, which every CUDA package is built with")
     if "setup.py" in names:
         for kind, pattern in (
             ("bindings.cpp", r"csrc/bindings\.cpp"),

@@ -295,4 +295,19 @@ def test_what_an_sdist_must_hold(tool: Callable[[str], ModuleType], tmp_path: Pa
 def test_the_build_helper_of_core_is_no_build_folder(tool: Callable[[str], ModuleType], tmp_path: Path) -> None:
     names = [name for name in SDIST if name != "setup.py"]
     names += ["src/dandan_ops_core/build/plan.py", "src/dandan_ops_core/include/dandan/ptx/pdl.cuh"]
-    assert tool("check_wheel").check_sdist(write_sdist(tmp_path, names, "dandan_ops_core")) == []
+    check_sdist = tool("check_wheel").check_sdist
+    assert check_sdist(write_sdist(tmp_path, names, "dandan_ops_core")) == []
+    assert "lacks the headers" in check_sdist(write_sdist(tmp_path, names[:-1], "dandan_ops_core"))[0]
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_the_headers_of_core(tool: Callable[[str], ModuleType], tmp_path: Path, headers: bool) -> None:
+    names = {name.replace("dandan_norm", "dandan_ops_core"): text for name, text in WHEEL.items()}
+    del names["dandan_ops_core/_build_info.json"]
+    names["dandan_ops_core/build/plan.py"] = ""
+    if headers:
+        names["dandan_ops_core/include/dandan/ptx/pdl.cuh"] = ""
+    wheel = write_wheel(tmp_path / PURE.replace("dandan_norm", "dandan_ops_core"), names)
+    found = tool("check_wheel").check_wheel(wheel, None, False)
+    assert bool(found) is not headers
+    assert headers or "lacks the headers in include/dandan" in found[0]
