@@ -1,0 +1,215 @@
+// Which kernel a call takes: a pure function of architecture, dtype, shape and layout. No torch, no CUDA; runs without a GPU.
+//
+// Order of `auto`: a profile row, the table below where the architecture was measured, torch otherwise. `cuda` is the table below, a kernel's name
+// that kernel alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "norm.h"
+
+namespace dandan_norm {
+
+enum class Op : int { kRmsNorm = 0, kResidualRmsNorm, kLayerNorm, kSoftmax, kSiluAndMul, kArgmax };
+inline constexpr const char* kOpNames[] = {"rms_norm", "residual_rms_norm", "layer_norm", "softmax", "silu_and_mul", "argmax"};
+inline constexpr int kOpCount = 6;
+
+// The numbers are those of the `backend` argument of the operators.
+enum class Backend : int { kAuto = 0, kTorch = 1, kCuda = 2, kRow = 3, kStream = 4, kCluster = 5, kElementwise = 6 };
+inline constexpr const char* kBackendNames[] = {"auto", "torch", "cuda", "sm80_row", "sm80_stream", "sm90_cluster", "sm80_elementwise"};
+inline constexpr int kBackendCount = 7;
+
+inline constexpr int kMeasuredArchitectures[] = {90};
+
+struct Problem {
+  Op op = Op::kRmsNorm;
+  int arch = 0;           // of the device
+  int code_arch = 0;      // of the code in this library that the device runs; 0: none
+  int sm_count = 0;
+  DType dtype = DType::kHalf;
+  int64_t rows = 0, cols = 0;
+  bool aligned = false;   // every row of every tensor is whole 16-byte vectors at multiples of 16 bytes, two levels, 32-bit strides
+  bool affine = true;     // weight and bias, if any, are contiguous, aligned and of x's dtype
+  bool levels = true;     // leading dimensions merge into at most dandan::kMaxRowLevels
+  Backend backend = Backend::kAuto;
+  Backend profile = Backend::kAuto;  // kernel that a profile row names for this call; kAuto: none
+};
+
+struct Route {
+  Backend kernel = Backend::kTorch;
+  Tile tile;
+  const char* reason = "";
+  const char* fallback = "";  // why not an own kernel, when auto takes torch
+  bool profile = false;
+  std::string error;          // not empty: an explicit choice that cannot run, and what would
+};
+
+inline int64_t vectors_of(const Problem& p) {
+  const int per_vector = 16 / dtype_size(p.dtype);
+  return (p.cols + per_vector - 1) / per_vector;
+}
+
+inline int round_up(int64_t value, int step) { return static_cast<int>((value + step - 1) / step * step); }
+
+// Threads for `lanes` lanes of work: a power of two below 32, else a multiple of 32.
+inline int threads_for(int64_t lanes) {
+  if (lanes >= 32) return round_up(lanes, 32);
+  int threads = 1;
+  while (threads < lanes) threads *= 2;
+  return threads;
+}
+
+inline constexpr int64_t kRowMaxVectors = 4096;       // 8 vectors for each of 512 threads
+inline constexpr int64_t kClusterMaxVectors = 65536;  // of each of 16 blocks
+
+// Rows that share a block: enough for 128 threads. One wide row a block starts sooner when there are few of them.
+inline int rows_per_block(int threads, int64_t rows) {
+  if (threads >= 128) return 1;
+  if (threads >= 32 && rows < 1024) return 1;
+  return 128 / threads;
+}
+
+// Widths of up to 256 vectors keep two of them a thread, wider ones four, then eight (H200, 2026-12). A function of width, dtype and operator alone.
+inline Tile row_tile(const Problem& p) {
+  const int64_t vectors = vectors_of(p);
+  Tile tile;
+  if (p.op == Op::kArgmax) {
+    tile.vectors = vectors > 1024 ? 8 : 4;
+    tile.threads = threads_for(std::min<int64_t>((vectors + tile.vectors - 1) / tile.vectors, 512));
+  } else {
+    tile.vectors = vectors <= 256 ? 2 : vectors <= (p.op == Op::kLayerNorm ? 512 : 2048) ? 4 : 8;
+    tile.threads = threads_for((vectors + tile.vectors - 1) / tile.vectors);
+  }
+  tile.rows = rows_per_block(tile.threads, p.rows);
+  return tile;
+}
+
+// Softmax and norms: by width alone. Argmax has no order of additions, so few rows get large clusters.
+inline Tile cluster_tile(const Problem& p) {
+  const int64_t vectors = vectors_of(p);
+  Tile tile;
+  tile.vectors = 8;
+  if (p.op == Op::kArgmax) {
+    tile.cluster = p.rows * 8 <= 4 * p.sm_count ? 8 : 2;
+    tile.threads = std::min(threads_for((vectors + 8 * tile.cluster - 1) / (8 * tile.cluster)), 512);
+    return tile;
+  }
+  tile.cluster = vectors <= 8192 ? 4 : vectors <= 32768 ? 8 : 16;
+  if (tile.cluster == 4) tile.vectors = 4;
+  tile.threads = static_cast<int>(std::min<int64_t>(round_up((vectors + tile.vectors * tile.cluster - 1) / (tile.vectors * tile.cluster), 32), 512));
+  return tile;
+}
+
+// The lanes of the kernel that the same width takes when it is aligned, so that both add in the same order.
+inline Tile stream_tile(const Problem& p) {
+  Tile tile = p.op == Op::kArgmax || vectors_of(p) <= kRowMaxVectors ? row_tile(p) : cluster_tile(p);
+  tile.vectors = 0;
+  return tile;
+}
+
+inline Tile elementwise_tile(const Problem& p) {
+  const int64_t units = p.aligned ? vectors_of(p) : p.cols;
+  const int64_t wide = p.aligned && p.rows * units >= 500000 ? 512 : 128;
+  Tile tile;
+  tile.vectors = 1;
+  tile.threads = static_cast<int>(std::min(units >= 32 ? round_up(units, 32) : std::max<int64_t>(units, 1), wide));
+  tile.rows = std::max(1, 128 / tile.threads);
+  return tile;
+}
+
+// Why `kernel` cannot take the call, or nullptr.
+inline const char* obstacle(Backend kernel, const Problem& p) {
+  const bool elementwise = p.op == Op::kSiluAndMul;
+  if ((kernel == Backend::kElementwise) != elementwise) return "it does not compute this operator";
+  if (p.code_arch == 0) return "this build has no code for the device's architecture";
+  if (p.code_arch < 80) return "it needs sm_80 or later";
+  if (!p.levels) return "the leading dimensions do not merge into four";
+  if (p.cols > 0x7fff0000) return "rows have more than 2^31 - 2^16 columns";
+  if (kernel == Backend::kStream || kernel == Backend::kElementwise) return nullptr;
+  if (!p.aligned) return "rows are not whole 16-byte vectors at multiples of 16 bytes";
+  if (!p.affine) return "weight or bias is not contiguous, aligned and of x's dtype";
+  if (kernel == Backend::kRow) {
+    if (p.op != Op::kArgmax && vectors_of(p) > kRowMaxVectors) return "rows are wider than 65536 bytes";
+    return nullptr;
+  }
+  if (p.code_arch < 90) return "clusters need sm_90 or later";
+  if (p.op != Op::kArgmax && vectors_of(p) > kClusterMaxVectors) return "rows are wider than 1 MiB";
+  if (p.rows > 0x7fffffff / 16) return "there are too many rows for one grid of clusters";
+  return nullptr;
+}
+
+// The best own kernel, or kTorch when none can run.
+inline Backend best_kernel(const Problem& p) {
+  if (p.op == Op::kSiluAndMul) return obstacle(Backend::kElementwise, p) == nullptr ? Backend::kElementwise : Backend::kTorch;
+  const bool wide = vectors_of(p) > kRowMaxVectors && (p.op != Op::kArgmax || p.rows * 2 <= 2 * p.sm_count);
+  if (wide && obstacle(Backend::kCluster, p) == nullptr) return Backend::kCluster;
+  if (obstacle(Backend::kRow, p) == nullptr) return Backend::kRow;
+  return obstacle(Backend::kStream, p) == nullptr ? Backend::kStream : Backend::kTorch;
+}
+
+inline const char* kernel_reason(Backend kernel) {
+  switch (kernel) {
+    case Backend::kRow: return "aligned rows that fit the registers of a block";
+    case Backend::kCluster: return "aligned wide rows, one cluster of blocks each";
+    case Backend::kStream: return "rows too wide, not aligned, or with a weight of another dtype";
+    case Backend::kElementwise: return "element by element";
+    default: return "";
+  }
+}
+
+inline Tile tile_of(Backend kernel, const Problem& p) {
+  switch (kernel) {
+    case Backend::kRow: return row_tile(p);
+    case Backend::kStream: return stream_tile(p);
+    case Backend::kCluster: return cluster_tile(p);
+    default: return elementwise_tile(p);
+  }
+}
+
+inline Route select(const Problem& p) {
+  Route route;
+  const Backend best = best_kernel(p);
+  if (p.backend == Backend::kTorch) {
+    route.reason = "asked for";
+    return route;
+  }
+  if (p.backend == Backend::kAuto) {
+    const bool measured = std::find(std::begin(kMeasuredArchitectures), std::end(kMeasuredArchitectures), p.arch) != std::end(kMeasuredArchitectures);
+    if (p.profile != Backend::kAuto && (p.profile == Backend::kTorch || obstacle(p.profile, p) == nullptr)) {
+      route.kernel = p.profile;
+      route.reason = "a profile row names it";
+      route.profile = true;
+      if (route.kernel == Backend::kTorch) return route;
+    } else if (best == Backend::kTorch) {
+      route.reason = "no own kernel can take the call";
+      route.fallback = obstacle(p.op == Op::kSiluAndMul ? Backend::kElementwise : Backend::kStream, p);
+      return route;
+    } else if (!measured) {
+      route.reason = "the kernels were never measured on this architecture";
+      route.fallback = "architecture never measured; name backend=\"cuda\" to take the own kernel";
+      return route;
+    } else {
+      route.kernel = best;
+      route.reason = kernel_reason(best);
+    }
+  } else {
+    route.kernel = p.backend == Backend::kCuda ? best : p.backend;
+    route.reason = p.backend == Backend::kCuda ? kernel_reason(best) : "asked for";
+    const Backend judged = best == Backend::kTorch && p.backend == Backend::kCuda
+                               ? (p.op == Op::kSiluAndMul ? Backend::kElementwise : Backend::kStream)
+                               : route.kernel;
+    if (const char* why = obstacle(judged, p)) {
+      route.error = std::string(kOpNames[static_cast<int>(p.op)]) + ": backend \"" + kBackendNames[static_cast<int>(p.backend)] +
+                    "\" cannot run: " + why + "; \"auto\" and \"torch\" can";
+      if (best != Backend::kTorch) route.error += std::string(", and so can \"") + kBackendNames[static_cast<int>(best)] + "\"";
+      return route;
+    }
+  }
+  route.tile = tile_of(route.kernel, p);
+  return route;
+}
+
+}  // namespace dandan_norm

@@ -1,0 +1,80 @@
+"""How a call would run, without running it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dandan_norm import activation, norm, softmax
+from dandan_norm._ops import LIBRARY
+from dandan_ops_core.backend import BackendUnavailableError, ExecutionInfo
+
+__all__ = ["elementwise_execution_info"]
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "argmax": softmax.argmax,
+    "layer_norm": norm.layer_norm,
+    "residual_rms_norm": norm.residual_rms_norm,
+    "rms_norm": norm.rms_norm,
+    "silu_and_mul": activation.silu_and_mul,
+    "softmax": softmax.softmax,
+}
+
+
+def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionInfo:
+    """How ``dandan_norm.OP(*args, **kwargs)`` would run. Launches nothing; asks the selection that the call asks.
+
+    Args:
+        op: name of an operator of this package, such as "rms_norm".
+        args, kwargs: the arguments of the call.
+
+    Raises:
+        TypeError, ValueError, BackendUnavailableError: where the call raises them.
+    """
+    if op not in _FUNCTIONS:
+        raise ValueError(f"elementwise_execution_info: op {op!r} is unknown; it is one of {', '.join(_FUNCTIONS)}")
+    bound = inspect.signature(_FUNCTIONS[op]).bind(*args, **kwargs)
+    bound.apply_defaults()
+    backend, out = bound.arguments.pop("backend"), bound.arguments.pop("out")
+    inputs = tuple(bound.arguments.values())
+    operator = LIBRARY.operators[op]
+    outputs = (None,) * len(operator.outputs) if out is None else (out,) if len(operator.outputs) == 1 else tuple(out)
+    LIBRARY.number(op, backend)
+    operator.check(*inputs, out=None if out is None else outputs)
+    x = inputs[0]
+
+    def torch_info(reason: str, fallback_reason: str | None) -> ExecutionInfo:
+        return ExecutionInfo(op, "torch", "torch", reason, None, fallback_reason, (), str(x.device))
+
+    if backend == "torch":
+        return torch_info("asked for", None)
+    explicit = backend != "auto"
+    if op != "argmax" and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
+        if explicit:
+            raise BackendUnavailableError(
+                f'{op}: backend "{backend}" cannot run: an argument needs a gradient, which the own kernels do not compute; "auto" and "torch" can'
+            )
+        return torch_info("an argument needs a gradient", "the own kernels compute no gradients")
+    if not (x.is_cuda and LIBRARY.library.loaded):
+        if explicit:
+            raise LIBRARY.unavailable(op, backend, x)
+        if not x.is_cuda:
+            return torch_info("x is not on a CUDA device", f"x is on {x.device}, the own kernels run on CUDA devices")
+        return torch_info("the compiled library is not loaded", LIBRARY.library.reason)
+    try:
+        route = LIBRARY.info(op, inputs, outputs, backend)
+    except RuntimeError as error:
+        raise LIBRARY.explain(op, error, inputs, out, backend) from None
+    return ExecutionInfo(
+        op,
+        route["backend"],
+        route["kernel"],
+        route["reason"],
+        LIBRARY.profile if route["profile"] else None,
+        route["fallback_reason"],
+        (),
+        str(x.device),
+    )
