@@ -362,6 +362,15 @@ void launch_plan(const Plan& plan, const host::DeviceFacts& facts, int32_t devic
   launcher(plan.problem.op, plan.route.kernel)(plan.dtype, plan.params, launch);
 }
 
+// Profile rows are Python's to find; it is asked once, when a device is certain to be in use. Without rows the heuristics decide.
+void load_profile_once() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    StableIValue stack[1] = {};
+    aoti_torch_call_dispatcher("dandan_norm::load_profile", "", stack);
+  });
+}
+
 // The torch route: the reference operator that Python registers, through the dispatcher.
 void call_reference(Call& call, StableIValue* results, Form form) {
   StableIValue stack[8] = {};
@@ -407,6 +416,7 @@ void run(Op op, Form form, StableIValue* stack) {
     if (form == Form::kAllocate) allocate();
   } else {
     const host::DeviceFacts& facts = host::device_facts(index);
+    load_profile_once();
     Plan plan = make_plan(call, facts.arch, host::code_architecture(facts.arch), facts.sm_count);
     if (!plan.route.error.empty()) host::backend_unavailable(plan.route.error);
     if (plan.route.kernel == Backend::kTorch) return call_reference(call, stack, form);
@@ -444,6 +454,7 @@ void info(Op op, StableIValue* stack) {
   if (arch == 0) {
     if (call.x.device_type != aoti_torch_device_type_cuda()) host::value_error(std::string(call.name()) + "_info: x is not on a CUDA device");
     const host::DeviceFacts& facts = host::device_facts(call.x.device_index);
+    load_profile_once();
     arch = facts.arch;
     sm_count = facts.sm_count;
   }

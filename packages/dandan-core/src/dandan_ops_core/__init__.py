@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-# Version of what a compiled operator library and this package expect of each other. A library built for another one is not loaded.
+# What a compiled operator library and this package expect of each other. A library built for another one is not loaded.
 PLUGIN_API = 1

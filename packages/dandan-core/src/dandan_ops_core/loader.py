@@ -58,7 +58,9 @@ def _load(package: str) -> LoadedLibrary:
     try:
         info = json.loads((folder / BUILD_INFO).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return LoadedLibrary(package, False, f"{package} was not built: it runs from a source tree without {BUILD_INFO}")
+        return LoadedLibrary(
+            package, False, f"{package} was not built: it runs from a source tree without {BUILD_INFO}"
+        )
     except (OSError, ValueError) as error:
         return LoadedLibrary(package, False, f"{folder / BUILD_INFO} cannot be read: {error}")
     reason = obstacle(info, device.probe_driver())
@@ -93,11 +95,12 @@ def obstacle(info: dict[str, Any], driver: device.Probe) -> str:
     if info.get("library") is None:
         return f"this build has no CUDA part: {info.get('reason') or 'no reason recorded'}"
     if info.get("plugin_api") != PLUGIN_API:
-        return f"the library speaks plug-in API {info.get('plugin_api')}, the installed dandan-ops-core speaks {PLUGIN_API}"
+        spoken = info.get("plugin_api")
+        return f"the library speaks plug-in API {spoken}, the installed dandan-ops-core speaks {PLUGIN_API}"
     floor = info.get("driver_floor")
     if isinstance(driver.value, int) and isinstance(floor, int) and driver.value < floor:
         return (
-            f"the driver serves CUDA {device.format_cuda_version(driver.value)}, this build (CUDA {info.get('toolkit')}) "
-            f"needs a driver for CUDA {device.format_cuda_version(floor)} or later"
+            f"the driver serves CUDA {device.format_cuda_version(driver.value)}, "
+            f"this build (CUDA {info.get('toolkit')}) needs a driver for CUDA {device.format_cuda_version(floor)} or later"
         )
     return ""

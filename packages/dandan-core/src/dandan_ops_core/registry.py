@@ -1,13 +1,16 @@
 """Operators of a package in torch.ops, whether its compiled library is loaded or not.
 
-The compiled library defines schemas and CUDA kernels. Where it is not loaded, this module defines the same schemas and registers the
-reference for CUDA as well. In both cases it registers here the CPU kernel (the reference), the fake (shapes and strides, for torch.compile
+The compiled library defines schemas and CUDA kernels. Where it is not loaded, this module defines the same schemas and
+registers the
+reference for CUDA as well. In both cases it registers here the CPU kernel (the reference), the fake (shapes and
+strides, for torch.compile
 and export) and the `NAME_reference` operators, through which a compiled operator reaches the torch route.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +31,7 @@ _EXCEPTIONS: dict[str, type[Exception]] = {
 
 
 def named_error(error: BaseException) -> Exception | None:
-    """The Python exception that an error of a compiled operator stands for: its text begins with the exception's name."""
+    """The Python exception that an error of a compiled operator stands for: its text begins with the name."""
     text = str(error)
     for name, exception in _EXCEPTIONS.items():
         if text.startswith(f"{name}: "):
@@ -166,7 +169,9 @@ class OperatorLibrary:
             raise self.unavailable(name, backend, x)
 
     def explain(self, name: str, error: Exception, inputs: Sequence[Any], out: Any, backend: str) -> Exception:
-        """The exception to raise when a call failed with `error`: the broken rule where one is broken, the compiled operator's own words else."""
+        """The exception to raise when a call failed with `error`: the broken rule where one is broken, the compiled
+        operator's own words else.
+        """
         operator = self.operators[name]
         try:
             self.number(name, backend)
@@ -185,21 +190,32 @@ class OperatorLibrary:
         operator.check(*inputs, out=outputs)
         if backend not in ("auto", "torch"):
             raise BackendUnavailableError(
-                f'{name}: backend "{backend}" cannot run: an argument needs a gradient, which the own kernels do not compute; '
+                f'{name}: backend "{backend}" cannot run: an argument needs a gradient, '
+                "which the own kernels do not compute; "
                 f'"auto" and "torch" can, and so can "{backend}" under torch.no_grad()'
             )
         results = operator.reference(*inputs)
         if outputs is None:
             return results
         if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs):
-            raise ValueError(f"{name}: out= takes no part in automatic differentiation; call it without out= or under torch.no_grad()")
+            raise ValueError(
+                f"{name}: out= takes no part in automatic differentiation; call it without out= or under "
+                f"torch.no_grad()"
+            )
         for output, result in zip(outputs, (results,) if len(outputs) == 1 else results, strict=True):
             output.copy_(result)
         return out
 
-    def info(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], backend: str, arch: int = 0) -> dict[str, Any]:
-        """The compiled library's route of a call, as a dictionary. `arch` such as 90 asks for a device of that architecture instead of x's."""
-        raw = self.op(f"{name}_info")(*inputs, self.number(name, backend), *outputs, arch)
+    def info(
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], backend: str, arch: int = 0
+    ) -> dict[str, Any]:
+        """The compiled library's route of a call, as a dictionary. `arch` such as 90 asks for a device of that
+        architecture instead of x's.
+        """
+        try:
+            raw = self.op(f"{name}_info")(*inputs, self.number(name, backend), *outputs, arch)
+        except RuntimeError as error:
+            raise named_error(error) or error from None
         result: dict[str, Any] = json.loads(bytes(raw.tolist()).decode())
         return result
 
@@ -209,8 +225,22 @@ class OperatorLibrary:
         return result
 
     def _load_profile(self) -> None:
-        """Hands the profile rows that fit the present device to the library. The library asks for this at its first launch."""
+        """Hands the profile rows that fit the present device to the library. The library asks for this at its first
+        launch.
+
+        Rows that the library refuses are reported and left out as a whole; the call that asked goes on with the
+        heuristics.
+        """
         rows = profiles.rows_for(self.package, self.library.build_info, device.describe())
-        self.profile = ", ".join(sorted({row.record for row in rows})) or None
+        if not rows:
+            return
         text = profiles.encode(rows)
-        self.op("set_profile")(torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8))
+        try:
+            self.op("set_profile")(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        except RuntimeError as error:
+            reason = named_error(error) or error
+            warnings.warn(
+                f"route tables of {self.package} are ignored: {reason}", profiles.ProfileWarning, stacklevel=2
+            )
+            return
+        self.profile = ", ".join(sorted({row.record for row in rows}))

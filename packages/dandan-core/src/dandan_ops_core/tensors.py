@@ -38,7 +38,8 @@ def _extent(t: torch.Tensor, first: int = 0) -> int:
 def overlap(a: torch.Tensor, b: torch.Tensor) -> str:
     """How two tensors share memory: "none", "same" (element for element) or "partial".
 
-    Slices of one tensor whose rows lie in turn, as q and k of a qkv tensor, are told apart by their columns. Tensors without
+    Slices of one tensor whose rows lie in turn, as q and k of a qkv tensor, are told apart by their columns. Tensors
+    without
     memory (meta, fake) share none.
     """
     if a.device != b.device or a.device.type == "meta" or isinstance(a, torch._subclasses.FakeTensor):

@@ -7,4 +7,12 @@ from dandan_norm.execution_info import elementwise_execution_info
 from dandan_norm.norm import layer_norm, residual_rms_norm, rms_norm
 from dandan_norm.softmax import argmax, softmax
 
-__all__ = ["argmax", "elementwise_execution_info", "layer_norm", "residual_rms_norm", "rms_norm", "silu_and_mul", "softmax"]
+__all__ = [
+    "argmax",
+    "elementwise_execution_info",
+    "layer_norm",
+    "residual_rms_norm",
+    "rms_norm",
+    "silu_and_mul",
+    "softmax",
+]

@@ -29,7 +29,9 @@ LIBRARY = OperatorLibrary(
     "dandan_norm",
     KERNELS,
     [
-        Operator("rms_norm", "Tensor x, Tensor? weight, float eps", ("out",), checks.rms_norm, reference.rms_norm, _like),
+        Operator(
+            "rms_norm", "Tensor x, Tensor? weight, float eps", ("out",), checks.rms_norm, reference.rms_norm, _like
+        ),
         Operator(
             "residual_rms_norm",
             "Tensor x, Tensor residual, Tensor? weight, float eps",
@@ -39,10 +41,17 @@ LIBRARY = OperatorLibrary(
             _pair,
         ),
         Operator(
-            "layer_norm", "Tensor x, Tensor? weight, Tensor? bias, float eps", ("out",), checks.layer_norm, reference.layer_norm, _like
+            "layer_norm",
+            "Tensor x, Tensor? weight, Tensor? bias, float eps",
+            ("out",),
+            checks.layer_norm,
+            reference.layer_norm,
+            _like,
         ),
         Operator("softmax", "Tensor x", ("out",), checks.softmax, reference.softmax, _like),
-        Operator("silu_and_mul", "Tensor gate, Tensor up", ("out",), checks.silu_and_mul, reference.silu_and_mul, _like),
+        Operator(
+            "silu_and_mul", "Tensor gate, Tensor up", ("out",), checks.silu_and_mul, reference.silu_and_mul, _like
+        ),
         Operator("argmax", "Tensor x", ("out",), checks.argmax, reference.argmax, _index),
     ],
 )

@@ -13,14 +13,18 @@ _silu_and_mul = LIBRARY.op("silu_and_mul")
 _silu_and_mul_out = LIBRARY.op("silu_and_mul_out")
 
 
-def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "auto") -> torch.Tensor:
+def silu_and_mul(
+    gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "auto"
+) -> torch.Tensor:
     """``silu(gate) * up`` element by element, with ``silu(g) = g / (1 + exp(-g))``.
 
-    ``silu(gate)`` is computed in FP32 and rounded to the dtype, then multiplied and rounded again: the rounding of the two PyTorch operators.
+    ``silu(gate)`` is computed in FP32 and rounded to the dtype, then multiplied and rounded again: the rounding of the
+    two PyTorch operators.
 
     Args:
         gate: [..., cols], float16, bfloat16 or float32, any strides.
-        up: shape, dtype and device of gate. The two may be halves of one tensor (``x.chunk(2, -1)``); they are read where they are.
+        up: shape, dtype and device of gate. The two may be halves of one tensor (``x.chunk(2, -1)``); they are read
+            where they are.
         out: [..., cols] of gate's dtype to write into; may be gate or up itself.
         backend: "auto", "torch", "cuda" or "sm80_elementwise".
 

@@ -1,4 +1,6 @@
-"""The rules of the arguments, for the CPU kernels, the fakes and the words of an error. csrc/bindings.cpp has the same for CUDA."""
+"""The rules of the arguments, for the CPU kernels, the fakes and the words of an error. csrc/bindings.cpp has the same
+for CUDA.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def _tensor(op: str, argument: str, t: object) -> torch.Tensor:
 
 def _dtype(op: str, argument: str, t: torch.Tensor) -> None:
     if t.dtype not in DTYPES:
-        raise TypeError(f"{op}: {argument} has dtype {dtype_name(t.dtype)}; float16, bfloat16 and float32 are supported")
+        raise TypeError(
+            f"{op}: {argument} has dtype {dtype_name(t.dtype)}; float16, bfloat16 and float32 are supported"
+        )
 
 
 def _activation(op: str, argument: str, t: object) -> torch.Tensor:
@@ -48,9 +52,13 @@ def _like(op: str, argument: str, t: object, x_name: str, x: torch.Tensor) -> to
     other = _tensor(op, argument, t)
     _device(op, argument, other, x_name, x)
     if other.dtype != x.dtype:
-        raise TypeError(f"{op}: {argument} has dtype {dtype_name(other.dtype)} but {x_name} has dtype {dtype_name(x.dtype)}")
+        raise TypeError(
+            f"{op}: {argument} has dtype {dtype_name(other.dtype)} but {x_name} has dtype {dtype_name(x.dtype)}"
+        )
     if other.shape != x.shape:
-        raise ValueError(f"{op}: {argument} has shape {shape_text(other.shape)} but {x_name} has shape {shape_text(x.shape)}")
+        raise ValueError(
+            f"{op}: {argument} has shape {shape_text(other.shape)} but {x_name} has shape {shape_text(x.shape)}"
+        )
     return other
 
 

@@ -52,10 +52,15 @@ def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionI
     if backend == "torch":
         return torch_info("asked for", None)
     explicit = backend != "auto"
-    if op != "argmax" and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
+    if (
+        op != "argmax"
+        and torch.is_grad_enabled()
+        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs)
+    ):
         if explicit:
             raise BackendUnavailableError(
-                f'{op}: backend "{backend}" cannot run: an argument needs a gradient, which the own kernels do not compute; "auto" and "torch" can'
+                f'{op}: backend "{backend}" cannot run: an argument needs a gradient, '
+                'which the own kernels do not compute; "auto" and "torch" can'
             )
         return torch_info("an argument needs a gradient", "the own kernels compute no gradients")
     if not (x.is_cuda and LIBRARY.library.loaded):

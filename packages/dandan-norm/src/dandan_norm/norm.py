@@ -27,7 +27,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Root mean square normalisation over the last dimension: ``x * rsqrt(mean(x^2) + eps) * weight``.
 
-    The arithmetic is FP32 and rounds once, after the weight. The order of additions depends on the width and dtype alone: a row's result is
+    The arithmetic is FP32 and rounds once, after the weight. The order of additions depends on the width and dtype
+        alone: a row's result is
     the same bits in every batch, slice and stream.
 
     Args:
@@ -42,13 +43,16 @@ def rms_norm(
 
     Raises:
         TypeError: an argument is no strided tensor, or of an unsupported dtype.
-        ValueError: a shape, device, eps, backend name or ``out`` breaks a rule; the text names operator, argument, rule and value.
+        ValueError: a shape, device, eps, backend name or ``out`` breaks a rule; the text names operator, argument, rule
+            and value.
         BackendUnavailableError: the named backend cannot run this call; the text says why and what can.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
     try:
-        if backend == "torch" or (torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))):
+        if backend == "torch" or (
+            torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+        ):
             return LIBRARY.run_reference("rms_norm", (x, weight, eps), out, backend)  # type: ignore[no-any-return]
         if out is None:
             return _rms_norm(x, weight, eps, _CODES[backend])  # type: ignore[no-any-return]
@@ -67,15 +71,18 @@ def residual_rms_norm(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds a residual and normalises the sum: ``summed = x + residual``, ``normalized = rms_norm(summed, weight, eps)``.
+    """Adds a residual and normalises the sum: ``summed = x + residual``, ``normalized = rms_norm(summed, weight,
+    eps)``.
 
-    ``summed`` is rounded to x's dtype, and the rounded sum is what is normalised, as if the two operators ran one after the other.
+    ``summed`` is rounded to x's dtype, and the rounded sum is what is normalised, as if the two operators ran one after
+    the other.
 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
         residual: shape, dtype and device of x.
         weight, eps: as in :func:`rms_norm`.
-        out: (normalized, summed) to write into, each of x's shape and dtype; each may be x or residual itself, not the other one.
+        out: (normalized, summed) to write into, each of x's shape and dtype; each may be x or residual itself, not the
+            other one.
         backend: as in :func:`rms_norm`.
 
     Returns:
@@ -88,7 +95,8 @@ def residual_rms_norm(
     """
     try:
         if backend == "torch" or (
-            torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
+            torch.is_grad_enabled()
+            and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
         ):
             return LIBRARY.run_reference("residual_rms_norm", (x, residual, weight, eps), out, backend)  # type: ignore[no-any-return]
         if out is None:
@@ -110,7 +118,8 @@ def layer_norm(
 ) -> torch.Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) * rsqrt(variance + eps) * weight + bias``.
 
-    The variance is that of the centred row (two passes), so it does not cancel for rows far from zero. FP32 arithmetic, one rounding.
+    The variance is that of the centred row (two passes), so it does not cancel for rows far from zero. FP32 arithmetic,
+    one rounding.
 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
@@ -130,7 +139,11 @@ def layer_norm(
     try:
         if backend == "torch" or (
             torch.is_grad_enabled()
-            and (x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad))
+            and (
+                x.requires_grad
+                or (weight is not None and weight.requires_grad)
+                or (bias is not None and bias.requires_grad)
+            )
         ):
             return LIBRARY.run_reference("layer_norm", (x, weight, bias, eps), out, backend)  # type: ignore[no-any-return]
         if out is None:

@@ -1,7 +1,10 @@
-"""What each operator means, in plain PyTorch: the torch backend, the CPU kernel and, in float64, the truth of the tests.
+"""What each operator means, in plain PyTorch: the torch backend, the CPU kernel and, in float64, the truth of the
+tests.
 
-`compute_dtype` is the dtype of the arithmetic. With the default, float32, the result is rounded once to the dtype of x. With float64 the result
-stays in float64, unrounded; what an operator rounds on its way by definition (the sum of residual_rms_norm, the activation of silu_and_mul) is
+`compute_dtype` is the dtype of the arithmetic. With the default, float32, the result is rounded once to the dtype of x.
+With float64 the result
+stays in float64, unrounded; what an operator rounds on its way by definition (the sum of residual_rms_norm, the
+activation of silu_and_mul) is
 rounded in both.
 """
 
@@ -17,9 +20,15 @@ def _rounded(result: torch.Tensor, dtype: torch.dtype, compute_dtype: torch.dtyp
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6, *, compute_dtype: torch.dtype = torch.float32
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    compute_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019); the weight is multiplied before the rounding."""
+    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019); the weight is multiplied
+    before the rounding.
+    """
     values = x.to(compute_dtype)
     result = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     if weight is not None:
@@ -48,7 +57,9 @@ def layer_norm(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """(x - mean) * rsqrt(variance + eps) * weight + bias over the last dimension (Ba et al., 2016), the variance of the centred row."""
+    """(x - mean) * rsqrt(variance + eps) * weight + bias over the last dimension (Ba et al., 2016), the variance of the
+    centred row.
+    """
     values = x.to(compute_dtype)
     centred = values - values.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # the mean was rounded: take the rest off as well
@@ -73,5 +84,7 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, *, compute_dtype: torch.d
 
 
 def argmax(x: torch.Tensor, *, compute_dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Index of the first NaN, else the lowest index of the maximum, over the last dimension; int64. `compute_dtype` changes nothing."""
+    """Index of the first NaN, else the lowest index of the maximum, over the last dimension; int64. `compute_dtype`
+    changes nothing.
+    """
     return torch.argmax(x, -1)
