@@ -38,9 +38,9 @@ def silu_and_mul(
     """
     try:
         if backend == "torch" or (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
-            return LIBRARY.run_reference("silu_and_mul", (gate, up), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("silu_and_mul", (gate, up), out, backend)
         if out is None:
-            return _silu_and_mul(gate, up, _CODES[backend])  # type: ignore[no-any-return]
+            return _silu_and_mul(gate, up, _CODES[backend])
         _silu_and_mul_out(gate, up, _CODES[backend], out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:

@@ -53,9 +53,9 @@ def rms_norm(
         if backend == "torch" or (
             torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
         ):
-            return LIBRARY.run_reference("rms_norm", (x, weight, eps), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("rms_norm", (x, weight, eps), out, backend)
         if out is None:
-            return _rms_norm(x, weight, eps, _CODES[backend])  # type: ignore[no-any-return]
+            return _rms_norm(x, weight, eps, _CODES[backend])
         _rms_norm_out(x, weight, eps, _CODES[backend], out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -98,9 +98,9 @@ def residual_rms_norm(
             torch.is_grad_enabled()
             and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
         ):
-            return LIBRARY.run_reference("residual_rms_norm", (x, residual, weight, eps), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("residual_rms_norm", (x, residual, weight, eps), out, backend)
         if out is None:
-            return _residual_rms_norm(x, residual, weight, eps, _CODES[backend])  # type: ignore[no-any-return]
+            return _residual_rms_norm(x, residual, weight, eps, _CODES[backend])
         _residual_rms_norm_out(x, residual, weight, eps, _CODES[backend], *out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -145,9 +145,9 @@ def layer_norm(
                 or (bias is not None and bias.requires_grad)
             )
         ):
-            return LIBRARY.run_reference("layer_norm", (x, weight, bias, eps), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("layer_norm", (x, weight, bias, eps), out, backend)
         if out is None:
-            return _layer_norm(x, weight, bias, eps, _CODES[backend])  # type: ignore[no-any-return]
+            return _layer_norm(x, weight, bias, eps, _CODES[backend])
         _layer_norm_out(x, weight, bias, eps, _CODES[backend], out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:

@@ -35,9 +35,9 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = 
     """
     try:
         if backend == "torch" or (torch.is_grad_enabled() and x.requires_grad):
-            return LIBRARY.run_reference("softmax", (x,), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("softmax", (x,), out, backend)
         if out is None:
-            return _softmax(x, _CODES[backend])  # type: ignore[no-any-return]
+            return _softmax(x, _CODES[backend])
         _softmax_out(x, _CODES[backend], out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -65,11 +65,11 @@ def argmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "
     try:
         # An index has no gradient, so tensors that need one are welcome.
         if backend == "torch":
-            return LIBRARY.run_reference("argmax", (x.detach(),), out, backend)  # type: ignore[no-any-return]
+            return LIBRARY.run_reference("argmax", (x.detach(),), out, backend)
         if torch.is_grad_enabled() and x.requires_grad:
             x = x.detach()
         if out is None:
-            return _argmax(x, _CODES[backend])  # type: ignore[no-any-return]
+            return _argmax(x, _CODES[backend])
         _argmax_out(x, _CODES[backend], out)
         return out
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
