@@ -409,7 +409,9 @@ def guarded_empty(
     """An uninitialised output inside poisoned guard bands.
 
     Args:
-        shape, dtype, device: of the tensor.
+        shape: of the tensor.
+        dtype: of the tensor.
+        device: of the tensor.
         strides: in elements; may leave gaps (which are then guarded too) but not overlap.
         row_padding: elements between rows of the last dimension, instead of `strides`.
         offset: elements past a 256-byte boundary at which the tensor starts: 0 is aligned, 1 is misaligned for every

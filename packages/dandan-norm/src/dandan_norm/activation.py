@@ -32,7 +32,9 @@ def silu_and_mul(
         [..., cols] of gate's dtype, contiguous, or ``out``.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: as in :func:`dandan_norm.rms_norm`.
+        TypeError: an argument is no strided tensor, of an unsupported dtype, or up has another dtype than gate.
+        ValueError: a shape, device, backend name or `out` breaks a rule.
+        BackendUnavailableError: the named backend cannot run this call.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """

@@ -29,10 +29,16 @@ def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionI
 
     Args:
         op: name of an operator of this package, such as "rms_norm".
-        args, kwargs: the arguments of the call.
+        *args: the arguments of the call.
+        **kwargs: its keyword arguments, `out` and `backend` included.
+
+    Returns:
+        Backend ("cuda" or "torch"), kernel, the reason for it, and what else `ExecutionInfo` holds.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: where the call raises them.
+        TypeError: where the call raises it.
+        ValueError: where the call raises it, and for an unknown `op`.
+        BackendUnavailableError: where the call raises it.
     """
     if op not in _FUNCTIONS:
         raise ValueError(f"elementwise_execution_info: op {op!r} is unknown; it is one of {', '.join(_FUNCTIONS)}")

@@ -27,9 +27,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Root mean square normalisation over the last dimension: ``x * rsqrt(mean(x^2) + eps) * weight``.
 
-    The arithmetic is FP32 and rounds once, after the weight. The order of additions depends on the width and dtype
-        alone: a row's result is
-    the same bits in every batch, slice and stream.
+    The arithmetic is FP32 and rounds once, after the weight. In the own kernels the order of additions depends on the
+    width and dtype alone: a row's result is the same bits in every batch, slice and stream.
 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
@@ -79,17 +78,21 @@ def residual_rms_norm(
 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
-        residual: shape, dtype and device of x.
-        weight, eps: as in :func:`rms_norm`.
+        residual: shape, dtype and device of x, any strides.
+        weight: [cols] on x's device, float16, bfloat16 or float32; None is all ones.
+        eps: added to the mean square inside the root; a positive normal float32 number.
         out: (normalized, summed) to write into, each of x's shape and dtype; each may be x or residual itself, not the
             other one.
-        backend: as in :func:`rms_norm`.
+        backend: as in `rms_norm`.
 
     Returns:
         (normalized, summed), both [..., cols] of x's dtype, contiguous, or ``out``.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: as in :func:`rms_norm`.
+        TypeError: an argument is no strided tensor, of an unsupported dtype, or residual of another dtype than x; `out`
+            is no pair.
+        ValueError: a shape, device, eps, backend name or `out` breaks a rule.
+        BackendUnavailableError: the named backend cannot run this call.
 
     Source: the composition of an addition and Zhang and Sennrich, 2019.
     """
@@ -123,16 +126,19 @@ def layer_norm(
 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
-        weight, bias: [cols] on x's device, any of these dtypes; None is all ones and all zeros.
+        weight: [cols] on x's device, any of these dtypes; None is all ones.
+        bias: [cols] on x's device, any of these dtypes; None is all zeros.
         eps: added to the variance inside the root; a positive normal float32 number.
         out: [..., cols] of x's dtype to write into; may be x itself.
-        backend: as in :func:`rms_norm`.
+        backend: as in `rms_norm`.
 
     Returns:
         [..., cols] of x's dtype, contiguous, or ``out``.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: as in :func:`rms_norm`.
+        TypeError: an argument is no strided tensor, or of an unsupported dtype.
+        ValueError: a shape, device, eps, backend name or `out` breaks a rule.
+        BackendUnavailableError: the named backend cannot run this call.
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     """

@@ -23,13 +23,15 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = 
     Args:
         x: [..., cols], float16, bfloat16 or float32, any strides.
         out: [..., cols] of x's dtype to write into; may be x itself.
-        backend: as in :func:`dandan_norm.rms_norm`.
+        backend: as in `rms_norm`.
 
     Returns:
         [..., cols] of x's dtype, contiguous, or ``out``.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: as in :func:`dandan_norm.rms_norm`.
+        TypeError: an argument is no strided tensor, or of an unsupported dtype.
+        ValueError: a shape, device, backend name or `out` breaks a rule.
+        BackendUnavailableError: the named backend cannot run this call.
 
     Source: the definition, shifted by the maximum.
     """
@@ -51,14 +53,16 @@ def argmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "
 
     Args:
         x: [..., cols] with at least one column, float16, bfloat16 or float32, any strides.
-        out: [...], int64, to write into.
-        backend: as in :func:`dandan_norm.rms_norm`.
+        out: [...], int64, to write into; shares no memory with x.
+        backend: as in `rms_norm`.
 
     Returns:
         [...], int64, contiguous, or ``out``.
 
     Raises:
-        TypeError, ValueError, BackendUnavailableError: as in :func:`dandan_norm.rms_norm`; ValueError for zero columns.
+        TypeError: an argument is no strided tensor, or of an unsupported dtype.
+        ValueError: x has zero columns, or a shape, device, backend name or `out` breaks a rule.
+        BackendUnavailableError: the named backend cannot run this call.
 
     Source: the definition of torch.argmax.
     """
