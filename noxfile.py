@@ -463,10 +463,12 @@ def install_wheel(session: nox.Session, package: Package) -> None:
 def smoke(session: nox.Session, python: str, package: Package) -> None:
     """Run the smoke test from an empty folder, so that nothing of the tree is importable."""
     arguments = [package.module]
-    if package.kind == "operator":
-        if built_wheel(session, package).name.endswith("-none-any.whl"):
-            session.error(f"the wheel of {package.distribution} has no CUDA library")
-        arguments.append("--library-must-load")
+    compiled = {"core": (), "operator": (package,), "meta": OPERATORS}[package.kind]
+    for operator in compiled:
+        if built_wheel(session, operator).name.endswith("-none-any.whl"):
+            session.error(f"the wheel of {operator.distribution} has no CUDA library")
+    if compiled:
+        arguments += ["--library", *(operator.module for operator in compiled)]
     with session.chdir(session.create_tmp()):
         session.run(python, "-I", str(ROOT / "tools/smoke.py"), *arguments)
 
