@@ -75,7 +75,8 @@ CUDA_TOOLKIT = (
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-cccl==13.0.85",
 )
-DOCS_TOOLS = ("mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.29")
+# ruff formats the signatures on the API pages.
+DOCS_TOOLS = ("mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.29", LINT_TOOLS[0])
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["lint", "typecheck", "test"]
@@ -400,7 +401,7 @@ def docs(session: nox.Session) -> None:
     if session.posargs:
         session.run("mkdocs", *session.posargs)
     else:
-        session.run("mkdocs", "build", "--strict", "--clean")
+        session.run("mkdocs", "build", "--strict", "--clean", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(venv_backend="none")
