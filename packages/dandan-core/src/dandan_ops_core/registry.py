@@ -1,10 +1,9 @@
 """Operators of a package in torch.ops, whether its compiled library is loaded or not.
 
 The compiled library defines schemas and CUDA kernels. Where it is not loaded, this module defines the same schemas and
-registers the
-reference for CUDA as well. In both cases it registers here the CPU kernel (the reference), the fake (shapes and
-strides, for torch.compile
-and export) and the `NAME_reference` operators, through which a compiled operator reaches the torch route.
+registers the reference for CUDA as well. In both cases it registers here the CPU kernel (the reference), the fake
+(shapes and strides, for torch.compile and export) and the `NAME_reference` operators, through which a compiled operator
+reaches the torch route.
 """
 
 from __future__ import annotations

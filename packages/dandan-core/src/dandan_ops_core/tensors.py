@@ -10,10 +10,12 @@ __all__ = ["dtype_name", "overlap", "overlaps_itself", "shape_text"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """ "float16" for torch.float16."""
     return str(dtype).removeprefix("torch.")
 
 
 def shape_text(shape: Sequence[int]) -> str:
+    """ "[16, 4096]" for a shape."""
     return "[" + ", ".join(str(size) for size in shape) + "]"
 
 
@@ -39,8 +41,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> str:
     """How two tensors share memory: "none", "same" (element for element) or "partial".
 
     Slices of one tensor whose rows lie in turn, as q and k of a qkv tensor, are told apart by their columns. Tensors
-    without
-    memory (meta, fake) share none.
+    without memory (meta, fake) share none. Where strides do not tell, the answer is "partial".
     """
     if a.device != b.device or a.device.type == "meta" or isinstance(a, torch._subclasses.FakeTensor):
         return "none"
