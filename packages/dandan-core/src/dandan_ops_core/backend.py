@@ -29,7 +29,7 @@ class ExecutionInfo:
         backend: "cuda" (own kernel) or "torch".
         kernel: name of the kernel, or "torch".
         reason: why this kernel.
-        profile: the profile table whose row decided, or None.
+        profile: records of the route tables in use, when a row of theirs decided; else None.
         fallback_reason: why no own kernel was taken, or None when one was or when torch was asked for.
         copies: arguments that are copied before the kernel can read them.
         device: such as "cuda:0".

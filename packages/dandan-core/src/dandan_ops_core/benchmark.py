@@ -234,6 +234,7 @@ class Rotating:
         l2_bytes: int | None = None,
         seed: int = 0,
     ) -> Rotating:
+        """As many sets as together exceed the L2 cache twice, for these shapes and dtypes."""
         set_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())
         return cls(tensors, set_count(set_bytes, l2_bytes or l2_size(device)), device, seed)
 
@@ -336,6 +337,7 @@ class CudaEngine:
         self._sink = torch.zeros((), dtype=torch.int64, device=self._device)
 
     def capture(self, calls: Sequence[Callable[[], Any]], count: int) -> WorkGraph:
+        """Captures `count` calls, `calls` in turns, into one CUDA graph. Raises what a call raises."""
         torch = self._torch
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -372,6 +374,7 @@ class CudaEngine:
             torch._C._cuda_endAllocateToPool(index, pool)
 
     def time(self, graphs: Sequence[WorkGraph], repeats: int) -> list[list[float]]:
+        """Replays the graphs in turns, L2 flushed before each; per graph the microseconds of each whole replay."""
         torch = self._torch
         pairs: list[list[tuple[Any, Any]]] = [[] for _ in graphs]
         with torch.cuda.stream(self._stream):
@@ -393,6 +396,7 @@ class CudaEngine:
         return [[start.elapsed_time(stop) * 1e3 for start, stop in of_graph] for of_graph in pairs]
 
     def synchronize(self) -> None:
+        """Waits for the device."""
         self._torch.cuda.synchronize(self._device)
 
 

@@ -254,6 +254,7 @@ def render(data: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m dandan_ops_core.collect_env", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

@@ -80,6 +80,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+        """What a row is looked up by: operator, dtype, shape."""
         return (self.op, self.dtype, self.shape)
 
     def line(self) -> str:

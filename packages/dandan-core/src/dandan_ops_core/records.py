@@ -71,9 +71,11 @@ class Case:
 
     @property
     def key(self) -> Key:
+        """What names a case: operator, case, variant, dtype, shape."""
         return (self.op, self.case, self.variant, self.dtype, tuple(sorted(self.shape.items())))
 
     def title(self) -> str:
+        """The key for people: `rms_norm grid rows=16 cols=4096 float16 auto`."""
         return key_title(self.key, self.shape)
 
 
@@ -126,13 +128,16 @@ class Row:
 
     @property
     def key(self) -> Key:
+        """The key of the case that the row measures."""
         return (self.op, self.case, self.variant, self.dtype, tuple(sorted(self.shape.items())))
 
     @property
     def gigabytes_per_s(self) -> float | None:
+        """Bytes that cross DRAM over the time, in GB/s (1e9); None without bytes."""
         return self.bytes / self.us / 1e3 if self.bytes and self.us > 0 else None
 
     def title(self) -> str:
+        """The key for people."""
         return key_title(self.key, self.shape)
 
 

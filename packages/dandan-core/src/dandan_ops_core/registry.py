@@ -71,6 +71,7 @@ class Operator:
         ]
 
     def reference_schemas(self) -> list[str]:
+        """Schemas of the torch route: NAME_reference, NAME_reference_out."""
         returns = "Tensor" if len(self.outputs) == 1 else "(" + ", ".join("Tensor" for _ in self.outputs) + ")"
         written = ", ".join(f"Tensor({chr(ord('a') + i)}!) {name}" for i, name in enumerate(self.outputs))
         return [

@@ -112,6 +112,7 @@ def _output(
 
 
 def rms_norm(x: object, weight: object, eps: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of rms_norm breaks a rule; `out`: the outputs, or None."""
     values = _activation("rms_norm", "x", x)
     _row_vector("rms_norm", "weight", weight, values)
     _eps("rms_norm", eps)
@@ -120,6 +121,7 @@ def rms_norm(x: object, weight: object, eps: object, *, out: Outputs) -> None:
 
 
 def residual_rms_norm(x: object, residual: object, weight: object, eps: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of residual_rms_norm breaks a rule; `out`: the outputs, or None."""
     op = "residual_rms_norm"
     values = _activation(op, "x", x)
     other = _like(op, "residual", residual, "x", values)
@@ -135,6 +137,7 @@ def residual_rms_norm(x: object, residual: object, weight: object, eps: object, 
 
 
 def layer_norm(x: object, weight: object, bias: object, eps: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of layer_norm breaks a rule; `out`: the outputs, or None."""
     values = _activation("layer_norm", "x", x)
     _row_vector("layer_norm", "weight", weight, values)
     _row_vector("layer_norm", "bias", bias, values)
@@ -144,12 +147,14 @@ def layer_norm(x: object, weight: object, bias: object, eps: object, *, out: Out
 
 
 def softmax(x: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of softmax breaks a rule; `out`: the outputs, or None."""
     values = _activation("softmax", "x", x)
     if out is not None:
         _output("softmax", "out", out[0], "x", values)
 
 
 def silu_and_mul(gate: object, up: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of silu_and_mul breaks a rule; `out`: the outputs, or None."""
     values = _activation("silu_and_mul", "gate", gate)
     other = _like("silu_and_mul", "up", up, "gate", values)
     if out is not None:
@@ -157,6 +162,7 @@ def silu_and_mul(gate: object, up: object, *, out: Outputs) -> None:
 
 
 def argmax(x: object, *, out: Outputs) -> None:
+    """Raises TypeError or ValueError when an argument of argmax breaks a rule; `out`: the outputs, or None."""
     values = _activation("argmax", "x", x)
     if values.shape[-1] == 0:
         raise ValueError("argmax: x has 0 columns; the maximum of nothing is undefined")

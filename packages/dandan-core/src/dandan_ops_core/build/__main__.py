@@ -21,6 +21,7 @@ from .toolkit import find_toolkit
 
 
 def main() -> None:
+    """The command line: builds the named packages in place; exits with a sentence where it cannot."""
     parser = argparse.ArgumentParser(prog="python -m dandan_ops_core.build", description=__doc__)
     parser.add_argument("package", type=Path, nargs="+", help="folder of a CUDA operator package")
     parser.add_argument(

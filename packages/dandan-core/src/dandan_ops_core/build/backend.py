@@ -37,8 +37,10 @@ def _needs() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """What setuptools needs, and torch and ninja where CUDA is built."""
     return [*_setuptools.get_requires_for_build_wheel(config_settings), *_needs()]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    """As for a wheel."""
     return [*_setuptools.get_requires_for_build_editable(config_settings), *_needs()]

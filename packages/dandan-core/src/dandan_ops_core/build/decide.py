@@ -25,6 +25,7 @@ class Decision:
 
     @property
     def cuda(self) -> bool:
+        """Whether the CUDA part is built."""
         return self.toolkit is not None and self.archs is not None
 
 

@@ -113,6 +113,7 @@ def platform_tag(needs: Needs, machine: str) -> tuple[str, str]:
 
 
 def dotted(version: Iterable[int]) -> str:
+    """ "2.34" for (2, 34)."""
     return ".".join(str(part) for part in version)
 
 

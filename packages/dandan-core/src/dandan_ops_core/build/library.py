@@ -67,6 +67,7 @@ def _free_memory_windows() -> int | None:
 
 
 def cpu_count() -> int:
+    """CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -51,6 +51,8 @@ class Step:
 
 @dataclass(frozen=True)
 class BuildPlan:
+    """The commands that make a library, where it will be, and the files to write before they run."""
+
     steps: tuple[Step, ...]
     library: str
     config_path: str

@@ -32,6 +32,7 @@ class Toolkit:
 
     @property
     def version_text(self) -> str:
+        """The version as text, such as "13.0"."""
         return f"{self.version[0]}.{self.version[1]}"
 
     @property
@@ -63,10 +64,12 @@ def _ask_nvcc(nvcc: Path) -> str:
 
 
 def nvcc_name(system: str) -> str:
+    """File name of nvcc on a system ("Linux" or "Windows")."""
     return "nvcc.exe" if system == "Windows" else "nvcc"
 
 
 def static_runtime_name(system: str) -> str:
+    """File name of the static CUDA runtime on a system ("Linux" or "Windows")."""
     return "cudart_static.lib" if system == "Windows" else "libcudart_static.a"
 
 
