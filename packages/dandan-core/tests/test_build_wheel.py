@@ -246,6 +246,14 @@ def test_bad_variables_are_a_sentence(package: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_an_old_setuptools_is_a_sentence(package: Path) -> None:
+    code = "import sys; sys.modules['setuptools.command.bdist_wheel'] = None; backend.build_wheel('dist')"
+    done = run(package, code, {"DANDAN_BUILD_CUDA": "0"})
+    assert done.returncode != 0
+    assert "error: building needs setuptools 77 or newer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_requirements_without_cuda_are_none(package: Path) -> None:
     done = run(package, "print(backend.get_requires_for_build_wheel())", {"DANDAN_BUILD_CUDA": "0"})
     assert done.stdout.strip().splitlines()[-1] == "[]"

@@ -20,6 +20,10 @@ __all__ = ["BuildError", "cuda_package", "fingerprints"]
 
 def cuda_package(name: str) -> None:
     """Call setuptools.setup() for the CUDA operator package `name` (import name) in the current folder."""
-    from .hooks import cuda_package as run  # setuptools is needed only here
-
+    try:
+        from .hooks import cuda_package as run  # setuptools is needed only here
+    except ImportError as error:
+        raise SystemExit(
+            f"error: building needs setuptools 77 or newer ({error}); pip install -U setuptools, or build with isolation."
+        ) from None
     run(name)
