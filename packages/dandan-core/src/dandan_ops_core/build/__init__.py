@@ -24,6 +24,6 @@ def cuda_package(name: str) -> None:
         from .hooks import cuda_package as run  # setuptools is needed only here
     except ImportError as error:
         raise SystemExit(
-            f"error: building needs setuptools 77 or newer ({error}); pip install -U setuptools, or build with isolation."
+            f"error: building needs setuptools 77 or newer ({error}); upgrade it, or build with isolation."
         ) from None
     run(name)
