@@ -21,10 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             action="store_true",
             help=f"fail when no test marked {need} passed (without it they are skipped where they cannot run)",
         )
+    parser.addoption("--require-any", action="store_true", help="fail when no test passed at all: all were skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    passed: dict[str, set[str]] = {need: set() for need in NEEDS}
+    passed: dict[str, set[str]] = {need: set() for need in (*NEEDS, "any")}
     config.stash[_passed] = passed
 
 
@@ -68,14 +69,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.when == "call" and report.passed:
         for need, passed in item.config.stash[_passed].items():
-            if item.get_closest_marker(need):
+            if need == "any" or item.get_closest_marker(need):
                 passed.add(item.nodeid)
     return report
 
 
 def unmet(config: pytest.Config) -> list[str]:
     """The required kinds of test of which none passed."""
-    return [need for need in NEEDS if config.getoption(f"--require-{need}") and not config.stash[_passed][need]]
+    passed = config.stash[_passed]
+    return [need for need in passed if config.getoption(f"--require-{need}") and not passed[need]]
 
 
 @pytest.hookimpl(trylast=True)

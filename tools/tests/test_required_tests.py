@@ -76,6 +76,7 @@ def test_run_where_they_can(tmp_path: Path) -> None:
         (["--require-gpu", "-k", "elsewhere"], True, True, True),  # none selected
         (["--require-gpu", "-k", "nothing"], True, True, True),
         (["--require-gpu"], True, True, False),  # the only one failed
+        (["--require-any", "-k", "gpu"], False, True, True),
     ],
 )
 def test_absence_is_an_error_where_required(
