@@ -182,26 +182,48 @@ class OperatorLibrary:
             return error
         return named_error(error) or error
 
+    def check_gradients(
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor] | None, backend: str
+    ) -> bool:
+        """Whether a call records gradients; raises where it would have to and cannot: into `out`, or in an own kernel.
+
+        Args:
+            name: the operator.
+            inputs: arguments of the schema before `backend`; they and `outputs` have passed the operator's check.
+            outputs: the tensors to write into, or None.
+            backend: the name that the caller gave.
+
+        Raises:
+            ValueError: `out` is given and it or an input requires a gradient.
+            BackendUnavailableError: an own kernel is asked for.
+        """
+        tensors = [t for t in (*inputs, *(outputs or ())) if isinstance(t, torch.Tensor)]
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return False
+        if outputs is not None:
+            raise ValueError(
+                f"{name}: out= takes no part in automatic differentiation; call it without out= or under "
+                f"torch.no_grad()"
+            )
+        if backend in ("auto", "torch"):
+            return True
+        if not (inputs[0].is_cuda and self.library.loaded):
+            raise self.unavailable(name, backend, inputs[0])
+        raise BackendUnavailableError(
+            f'{name}: backend "{backend}" cannot run: an argument needs a gradient, which the own kernels do not '
+            f'compute; "auto" and "torch" can, and so can "{backend}" under torch.no_grad()'
+        )
+
     def run_reference(self, name: str, inputs: Sequence[Any], out: Any, backend: str) -> Any:
         """The torch route in Python: for `backend="torch"` and for arguments that need gradients."""
         operator = self.operators[name]
         outputs = None if out is None else (out,) if len(operator.outputs) == 1 else tuple(out)
         self.number(name, backend)
         operator.check(*inputs, out=outputs)
-        if backend not in ("auto", "torch"):
-            raise BackendUnavailableError(
-                f'{name}: backend "{backend}" cannot run: an argument needs a gradient, '
-                "which the own kernels do not compute; "
-                f'"auto" and "torch" can, and so can "{backend}" under torch.no_grad()'
-            )
+        self.check_gradients(name, inputs, outputs, backend)
         results = operator.reference(*inputs)
         if outputs is None:
             return results
-        if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs):
-            raise ValueError(
-                f"{name}: out= takes no part in automatic differentiation; call it without out= or under "
-                f"torch.no_grad()"
-            )
         for output, result in zip(outputs, (results,) if len(outputs) == 1 else results, strict=True):
             output.copy_(result)
         return out

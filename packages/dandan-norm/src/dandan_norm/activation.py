@@ -39,11 +39,14 @@ def silu_and_mul(
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
     try:
-        if backend == "torch" or (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
+        if backend == "torch" or (
+            torch.is_grad_enabled()
+            and (gate.requires_grad or up.requires_grad or (out is not None and out.requires_grad))
+        ):
             return LIBRARY.run_reference("silu_and_mul", (gate, up), out, backend)
         if out is None:
             return _silu_and_mul(gate, up, _CODES[backend])
         _silu_and_mul_out(gate, up, _CODES[backend], out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("silu_and_mul", error, (gate, up), out, backend) from None

@@ -5,8 +5,8 @@ for CUDA.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import torch
 
@@ -23,6 +23,8 @@ Outputs = Sequence[torch.Tensor] | None
 def _tensor(op: str, argument: str, t: object) -> torch.Tensor:
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{op}: {argument} is {type(t).__name__}; a tensor is needed")
+    if t.is_nested and t.layout == torch.strided:
+        raise TypeError(f"{op}: {argument} is a nested tensor; a strided tensor is needed")
     if t.layout != torch.strided:
         raise TypeError(f"{op}: {argument} has layout {dtype_name(t.layout)}; a strided tensor is needed")  # type: ignore[arg-type]
     return t
@@ -73,10 +75,15 @@ def _row_vector(op: str, argument: str, t: object, x: torch.Tensor) -> None:
 
 
 def _eps(op: str, eps: object) -> None:
-    if not isinstance(eps, numbers.Real) or isinstance(eps, bool):
+    # What torch's dispatcher takes for a float: whatever converts to one (numpy scalars, Fraction, Decimal), no text.
+    if not isinstance(eps, SupportsFloat) or isinstance(eps, torch.Tensor):
         raise TypeError(f"{op}: eps is {type(eps).__name__}; a number is needed")
-    if not (math.isfinite(float(eps)) and _SMALLEST <= float(eps) <= _LARGEST):
-        raise ValueError(f"{op}: eps is {float(eps):g}; a positive normal float32 number is needed")
+    try:
+        value = float(eps)
+    except OverflowError:
+        value = math.inf
+    if not _SMALLEST <= value <= _LARGEST:
+        raise ValueError(f"{op}: eps is {value:g}; a positive normal float32 number is needed")
 
 
 def _overlap(op: str, argument: str, out: torch.Tensor, name: str, t: torch.Tensor | None, same_allowed: bool) -> None:
@@ -121,7 +128,7 @@ def rms_norm(x: object, weight: object, eps: object, *, out: Outputs) -> None:
 
 
 def residual_rms_norm(x: object, residual: object, weight: object, eps: object, *, out: Outputs) -> None:
-    """Raises TypeError or ValueError when an argument of residual_rms_norm breaks a rule; `out`: the outputs, or None."""
+    """Raises TypeError or ValueError when an argument of residual_rms_norm breaks a rule; `out`: both, or None."""
     op = "residual_rms_norm"
     values = _activation(op, "x", x)
     other = _like(op, "residual", residual, "x", values)
@@ -130,7 +137,8 @@ def residual_rms_norm(x: object, residual: object, weight: object, eps: object, 
     if out is None:
         return
     if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise TypeError(f"{op}: out is {type(out).__name__}; a pair of tensors (normalized, summed) is needed")
+        count = f" of {len(out)}" if isinstance(out, (tuple, list)) else ""
+        raise TypeError(f"{op}: out is {type(out).__name__}{count}; a pair of tensors (normalized, summed) is needed")
     for number, t in enumerate(out):
         _output(op, f"out[{number}]", t, "x", values, [("residual", other)], [("weight", weight)])  # type: ignore[list-item]
     _overlap(op, "out[1]", out[1], "out[0]", out[0], False)

@@ -6,11 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from dandan_norm import activation, norm, softmax
 from dandan_norm._ops import LIBRARY
-from dandan_ops_core.backend import BackendUnavailableError, ExecutionInfo
+from dandan_ops_core.backend import ExecutionInfo
 
 __all__ = ["elementwise_execution_info"]
 
@@ -40,17 +38,20 @@ def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionI
         ValueError: where the call raises it, and for an unknown `op`.
         BackendUnavailableError: where the call raises it.
     """
-    if op not in _FUNCTIONS:
+    if not isinstance(op, str) or op not in _FUNCTIONS:
         raise ValueError(f"elementwise_execution_info: op {op!r} is unknown; it is one of {', '.join(_FUNCTIONS)}")
     bound = inspect.signature(_FUNCTIONS[op]).bind(*args, **kwargs)
     bound.apply_defaults()
     backend, out = bound.arguments.pop("backend"), bound.arguments.pop("out")
     inputs = tuple(bound.arguments.values())
     operator = LIBRARY.operators[op]
-    outputs = (None,) * len(operator.outputs) if out is None else (out,) if len(operator.outputs) == 1 else tuple(out)
+    outputs = None if out is None else (out,) if len(operator.outputs) == 1 else out
     LIBRARY.number(op, backend)
-    operator.check(*inputs, out=None if out is None else outputs)
+    operator.check(*inputs, out=outputs)
+    if op == "argmax":  # an index has no gradient
+        inputs = (inputs[0].detach(),)
     x = inputs[0]
+    gradients = LIBRARY.check_gradients(op, inputs, outputs, backend)
 
     def torch_info(reason: str, fallback_reason: str | None) -> ExecutionInfo:
         return ExecutionInfo(op, "torch", "torch", reason, None, fallback_reason, (), str(x.device))
@@ -58,16 +59,7 @@ def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionI
     if backend == "torch":
         return torch_info("asked for", None)
     explicit = backend != "auto"
-    if (
-        op != "argmax"
-        and torch.is_grad_enabled()
-        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs)
-    ):
-        if explicit:
-            raise BackendUnavailableError(
-                f'{op}: backend "{backend}" cannot run: an argument needs a gradient, '
-                'which the own kernels do not compute; "auto" and "torch" can'
-            )
+    if gradients:
         return torch_info("an argument needs a gradient", "the own kernels compute no gradients")
     if not (x.is_cuda and LIBRARY.library.loaded):
         if explicit:
@@ -76,7 +68,7 @@ def elementwise_execution_info(op: str, *args: Any, **kwargs: Any) -> ExecutionI
             return torch_info("x is not on a CUDA device", f"x is on {x.device}, the own kernels run on CUDA devices")
         return torch_info("the compiled library is not loaded", LIBRARY.library.reason)
     try:
-        route = LIBRARY.info(op, inputs, outputs, backend)
+        route = LIBRARY.info(op, inputs, outputs or (None,) * len(operator.outputs), backend)
     except RuntimeError as error:
         raise LIBRARY.explain(op, error, inputs, out, backend) from None
     return ExecutionInfo(

@@ -50,14 +50,19 @@ def rms_norm(
     """
     try:
         if backend == "torch" or (
-            torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+            torch.is_grad_enabled()
+            and (
+                x.requires_grad
+                or (weight is not None and weight.requires_grad)
+                or (out is not None and out.requires_grad)
+            )
         ):
             return LIBRARY.run_reference("rms_norm", (x, weight, eps), out, backend)
         if out is None:
             return _rms_norm(x, weight, eps, _CODES[backend])
         _rms_norm_out(x, weight, eps, _CODES[backend], out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("rms_norm", error, (x, weight, eps), out, backend) from None
 
 
@@ -99,14 +104,19 @@ def residual_rms_norm(
     try:
         if backend == "torch" or (
             torch.is_grad_enabled()
-            and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
+            and (
+                x.requires_grad
+                or residual.requires_grad
+                or (weight is not None and weight.requires_grad)
+                or (out is not None and (out[0].requires_grad or out[1].requires_grad))
+            )
         ):
             return LIBRARY.run_reference("residual_rms_norm", (x, residual, weight, eps), out, backend)
         if out is None:
             return _residual_rms_norm(x, residual, weight, eps, _CODES[backend])
         _residual_rms_norm_out(x, residual, weight, eps, _CODES[backend], *out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("residual_rms_norm", error, (x, residual, weight, eps), out, backend) from None
 
 
@@ -149,6 +159,7 @@ def layer_norm(
                 x.requires_grad
                 or (weight is not None and weight.requires_grad)
                 or (bias is not None and bias.requires_grad)
+                or (out is not None and out.requires_grad)
             )
         ):
             return LIBRARY.run_reference("layer_norm", (x, weight, bias, eps), out, backend)
@@ -156,5 +167,5 @@ def layer_norm(
             return _layer_norm(x, weight, bias, eps, _CODES[backend])
         _layer_norm_out(x, weight, bias, eps, _CODES[backend], out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("layer_norm", error, (x, weight, bias, eps), out, backend) from None

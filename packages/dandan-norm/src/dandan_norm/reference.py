@@ -37,7 +37,7 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
     values = x.to(compute_dtype)
-    result = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    result = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + float(eps))
     if weight is not None:
         result = result * weight.to(compute_dtype)
     return _rounded(result, x.dtype, compute_dtype).contiguous()
@@ -94,7 +94,7 @@ def layer_norm(
     values = x.to(compute_dtype)
     centred = values - values.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # the mean was rounded: take the rest off as well
-    result = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    result = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + float(eps))
     if weight is not None:
         result = result * weight.to(compute_dtype)
     if bias is not None:

@@ -36,13 +36,15 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = 
     Source: the definition, shifted by the maximum.
     """
     try:
-        if backend == "torch" or (torch.is_grad_enabled() and x.requires_grad):
+        if backend == "torch" or (
+            torch.is_grad_enabled() and (x.requires_grad or (out is not None and out.requires_grad))
+        ):
             return LIBRARY.run_reference("softmax", (x,), out, backend)
         if out is None:
             return _softmax(x, _CODES[backend])
         _softmax_out(x, _CODES[backend], out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("softmax", error, (x,), out, backend) from None
 
 
@@ -76,5 +78,5 @@ def argmax(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "
             return _argmax(x, _CODES[backend])
         _argmax_out(x, _CODES[backend], out)
         return out
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         raise LIBRARY.explain("argmax", error, (x,), out, backend) from None

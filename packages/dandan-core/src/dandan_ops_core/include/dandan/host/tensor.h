@@ -222,6 +222,14 @@ inline const char* dtype_name(int32_t dtype) {
   if (dtype == aoti_torch_dtype_bool()) return "bool";
   if (dtype == aoti_torch_dtype_complex64()) return "complex64";
   if (dtype == aoti_torch_dtype_complex128()) return "complex128";
+  if (dtype == aoti_torch_dtype_complex32()) return "complex32";
+  if (dtype == aoti_torch_dtype_uint16()) return "uint16";
+  if (dtype == aoti_torch_dtype_uint32()) return "uint32";
+  if (dtype == aoti_torch_dtype_uint64()) return "uint64";
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return "float8_e4m3fn";
+  if (dtype == aoti_torch_dtype_float8_e4m3fnuz()) return "float8_e4m3fnuz";
+  if (dtype == aoti_torch_dtype_float8_e5m2()) return "float8_e5m2";
+  if (dtype == aoti_torch_dtype_float8_e5m2fnuz()) return "float8_e5m2fnuz";
   return "another dtype";
 }
 
@@ -234,6 +242,7 @@ inline std::string shape_text(const Tensor& t) {
 inline std::string device_text(const Tensor& t) {
   if (t.device_type == aoti_torch_device_type_cpu()) return "cpu";
   if (t.device_type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(t.device_index);
+  if (t.device_type == aoti_torch_device_type_meta()) return "meta";
   return "device type " + std::to_string(t.device_type);
 }
 
