@@ -5,15 +5,8 @@
 
 namespace dandan_norm {
 
-// Orders like the float, NaN last, both zeros alike.
-__device__ __forceinline__ uint32_t ordered_bits(float v) {
-  if (v != v) return 0xffffffffu;
-  const uint32_t bits = __float_as_uint(__fadd_rn(v, 0.f));
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
 __device__ __forceinline__ uint64_t candidate_key(float value, uint32_t index) {
-  return (static_cast<uint64_t>(ordered_bits(value)) << 32) | (0xffffffffu - index);
+  return (static_cast<uint64_t>(tile::ordered_bits(value)) << 32) | (0xffffffffu - index);
 }
 
 __device__ __forceinline__ int64_t index_of(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }

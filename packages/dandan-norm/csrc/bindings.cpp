@@ -251,7 +251,7 @@ bool aligned_operand(const Params& p, const Rows& t, int per_vector) {
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
   for (int level = 0; level < p.space.levels; ++level) {
     const int64_t stride = t.strides.level[level];
-    if (stride % per_vector != 0 || stride / per_vector > std::numeric_limits<int32_t>::max()) return false;
+    if (stride % per_vector != 0 || stride > std::numeric_limits<int32_t>::max() / (16 / per_vector)) return false;
   }
   return true;
 }

@@ -1,10 +1,8 @@
-// Shared by the kernels of this package: the compact view of aligned rows, the arithmetic whose order all kernels keep, the grid.
+// Shared by the kernels of this package: the compact view of aligned rows, the arithmetic whose order all kernels keep.
 #pragma once
 
-#include <algorithm>
-#include <stdexcept>
+#include <type_traits>
 
-#include <dandan/host/launch.h>
 #include <dandan/ptx/pdl.cuh>
 #include <dandan/tile/cluster_reduce.cuh>
 #include <dandan/tile/reduce.cuh>
@@ -18,21 +16,11 @@ namespace ptx = dandan::ptx;
 namespace tile = dandan::tile;
 using tile::kPerVector;
 
-// Calls f with a value of the element type.
-template <typename F>
-void dispatch(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kHalf: return f(__half{});
-    case DType::kBFloat16: return f(__nv_bfloat16{});
-    case DType::kFloat: return f(float{});
-  }
-}
-
 // Aligned rows of whole vectors, at most two levels, every number in 32 bits. Kernel parameters are fetched from cold memory at each launch: a
 // struct of a few hundred bytes cost 0.3 us of a 1.7 us kernel (H200, 2026-12).
 struct AlignedRows {
   uint4* data;
-  int outer, inner;  // strides of the two levels, in vectors; one level: `inner` alone
+  int outer, inner;  // strides of the two levels, in bytes; one level: `inner` alone
 };
 
 struct AlignedSpace {
@@ -41,7 +29,7 @@ struct AlignedSpace {
 };
 
 __device__ __forceinline__ uint4* row_of(const AlignedRows& t, int quotient, int rest) {
-  return t.data + ptx::mad_wide(quotient, t.outer, ptx::mad_wide(rest, t.inner, 0));
+  return reinterpret_cast<uint4*>(ptx::mad_wide(quotient, t.outer, ptx::mad_wide(rest, t.inner, reinterpret_cast<int64_t>(t.data))));
 }
 
 // Splits a row number into the two levels.
@@ -63,10 +51,9 @@ inline AlignedSpace aligned_space(DType dtype, const Params& p) {
 }
 
 inline AlignedRows aligned_rows(DType dtype, const Params& p, const Rows& t) {
-  const int per_vector = 16 / dtype_size(dtype);
   const bool two = p.space.levels == 2;
-  return {static_cast<uint4*>(t.data), two ? static_cast<int>(t.strides.level[0] / per_vector) : 0,
-          static_cast<int>(t.strides.level[two ? 1 : 0] / per_vector)};
+  return {static_cast<uint4*>(t.data), two ? static_cast<int>(t.strides.level[0] * dtype_size(dtype)) : 0,
+          static_cast<int>(t.strides.level[two ? 1 : 0] * dtype_size(dtype))};
 }
 
 // Sum of a vector: even and odd elements in two chains.
@@ -86,8 +73,7 @@ __device__ __forceinline__ float vector_sum_squares(const float (&f)[kV]) {
   return __fadd_rn(a, b);
 }
 
-// A thread's partial sums, one for each vector (modulo kSlots), added pairwise: i and i + half. Unused slots are zero and change nothing, so
-// kernels with 2, 4 or 8 slots agree bit for bit.
+// A lane's partial sums, one for each vector (modulo kSlots), added pairwise: i and i + half. Unused slots are zero and change nothing.
 template <int kSlots>
 __device__ __forceinline__ float slot_sum(float (&v)[kSlots]) {
 #pragma unroll
@@ -97,6 +83,25 @@ __device__ __forceinline__ float slot_sum(float (&v)[kSlots]) {
   }
   return v[0];
 }
+
+// Lanes that a thread with kVectors vectors stands for. A row of up to 1536 vectors is added as by lanes of two vectors; with four a thread, there are
+// half as many threads, each for two lanes: vectors 0, 2 and vectors 1, 3.
+template <int kVectors>
+inline constexpr int kLanesOf = kVectors == 4 ? 2 : 1;
+
+template <typename V, int kVectors>
+__device__ __forceinline__ void lane_sums(float (&partial)[kVectors], V (&lanes)[kLanesOf<kVectors>]) {
+  if constexpr (kVectors == 4) {
+    lanes[0] = __fadd_rn(partial[0], partial[2]);
+    lanes[1] = __fadd_rn(partial[1], partial[3]);
+  } else {
+    lanes[0] = slot_sum(partial);
+  }
+}
+
+// What the sums of lanes, warps and blocks are added in. Rows of fp32 lose the roundings of large partial sums in fp64: a dozen additions a thread.
+template <typename T>
+using Accumulator = std::conditional_t<sizeof(T) == 4, double, float>;
 
 // 1 / sqrt(v). The approximate instruction is off by up to one unit in the last place of fp32: nothing for a 16-bit result.
 template <typename T>
@@ -113,10 +118,10 @@ template <typename T>
 struct Centre {
   float mean, rest = 0.f, variance;
   template <int kValues>
-  __device__ __forceinline__ Centre(float rounded_mean, const float (&moments)[kValues], float inverse_cols) : mean(rounded_mean) {
-    variance = __fmul_rn(moments[0], inverse_cols);
+  __device__ __forceinline__ Centre(float rounded_mean, const Accumulator<T> (&moments)[kValues], float inverse_cols) : mean(rounded_mean) {
+    variance = __fmul_rn(static_cast<float>(moments[0]), inverse_cols);
     if constexpr (sizeof(T) == 4) {
-      rest = __fmul_rn(moments[1], inverse_cols);
+      rest = __fmul_rn(static_cast<float>(moments[1]), inverse_cols);
       variance = fmaxf(__fmaf_rn(-rest, rest, variance), 0.f);
     }
   }
@@ -151,25 +156,22 @@ struct Exp {
   }
 };
 
+// Divides many numbers by one positive number. fp32: the remainder of the product corrects its rounding.
 template <typename T>
-__device__ __forceinline__ float reciprocal(float v) {
-  if constexpr (sizeof(T) == 4) {
-    return __frcp_rn(v);
-  } else {
-    return __fdividef(1.f, v);
+struct Quotient {
+  float divisor, reciprocal;
+  __device__ __forceinline__ explicit Quotient(float d) : divisor(d) {
+    if constexpr (sizeof(T) == 4) {
+      reciprocal = __frcp_rn(d);
+    } else {
+      reciprocal = __fdividef(1.f, d);
+    }
   }
-}
-
-// One block for each `tile.rows` rows, or as many as a grid can have: kernels for any shape loop.
-inline dandan::host::LaunchConfig row_config(int64_t rows, const Launch& launch) {
-  const int64_t blocks = std::min<int64_t>((rows + launch.tile.rows - 1) / launch.tile.rows, 0x7fffffff / launch.tile.cluster);
-  dandan::host::LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks * launch.tile.cluster));
-  config.block = dim3(static_cast<unsigned>(launch.tile.threads), static_cast<unsigned>(launch.tile.rows));
-  config.stream = launch.stream;
-  config.dependent = launch.dependent;
-  config.cluster = launch.tile.cluster;
-  return config;
-}
+  __device__ __forceinline__ float operator()(float v) const {
+    const float q = __fmul_rn(v, reciprocal);
+    if constexpr (sizeof(T) == 4) return __fmaf_rn(__fmaf_rn(-q, divisor, v), reciprocal, q);
+    return q;
+  }
+};
 
 }  // namespace dandan_norm

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <dandan/host/row_map.h>
+#include <dandan/tile/row_space.h>
 
 namespace dandan_norm {
 
@@ -41,13 +41,15 @@ struct Params {
 };
 
 // How a row is cut. `threads` threads of each of `cluster` blocks share a row, lane t of them all holds the 16-byte vectors t, t + lanes, ...; this
-// decides the order of additions and is a function of width and dtype alone. `rows` rows share a block, which changes nothing but speed.
+// decides the order of additions and is a function of width and dtype alone (with four vectors a thread is two lanes). `rows` rows share a block,
+// which changes nothing but speed.
 // sm80_stream runs one block a row and adds as if it were `cluster` blocks.
 struct Tile {
   int vectors = 0;  // vectors a thread keeps in registers; 0: any number, read again for each pass
   int threads = 0;
   int rows = 1;
   int cluster = 1;
+  int keep = 0;  // where weight and bias wait: Keep of rows.cuh; speed alone
 };
 
 struct Launch {

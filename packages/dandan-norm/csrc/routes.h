@@ -68,20 +68,40 @@ inline constexpr int64_t kClusterMaxVectors = 65536;  // of each of 16 blocks
 // Rows that share a block: enough for 128 threads. One wide row a block starts sooner when there are few of them.
 inline int rows_per_block(int threads, int64_t rows) {
   if (threads >= 128) return 1;
-  if (threads >= 32 && rows < 1024) return 1;
+  if (threads > 32 && rows < 1024) return 1;
   return 128 / threads;
 }
 
-// Widths of up to 256 vectors keep two of them a thread, wider ones four, then eight (H200, 2026-12). A function of width, dtype and operator alone.
+// Lanes of a row of up to 1536 vectors, two vectors each: a function of the width, and so is the order of additions. Above 256 vectors, and between 65 and
+// 128, they are a multiple of 64, so that half as many threads can stand for two lanes each.
+inline int pair_lanes(int64_t vectors) {
+  const int64_t lanes = (vectors + 1) / 2;
+  return vectors > 256 ? round_up(lanes, 64) : threads_for(lanes);
+}
+
+inline constexpr int64_t kPairMaxVectors = 1536;
+inline constexpr int64_t kFewRows = 512;
+
+// Measured on an H200 (2026-12): few rows end sooner with more threads, many run better with two lanes a thread.
 inline Tile row_tile(const Problem& p) {
   const int64_t vectors = vectors_of(p);
+  const bool few = p.rows <= kFewRows;
   Tile tile;
   if (p.op == Op::kArgmax) {
     tile.vectors = vectors > 1024 ? 8 : 4;
     tile.threads = threads_for(std::min<int64_t>((vectors + tile.vectors - 1) / tile.vectors, 512));
+  } else if (vectors > kPairMaxVectors) {
+    tile.vectors = 8;
+    tile.threads = threads_for((vectors + 7) / 8);
+    tile.keep = 2;
   } else {
-    tile.vectors = vectors <= 256 ? 2 : vectors <= (p.op == Op::kLayerNorm ? 512 : 2048) ? 4 : 8;
-    tile.threads = threads_for((vectors + tile.vectors - 1) / tile.vectors);
+    const int lanes = pair_lanes(vectors);
+    const bool two = p.op == Op::kSoftmax   ? lanes == 64 || vectors > 256
+                     : p.op == Op::kLayerNorm ? (!few && lanes == 64) || vectors > (few ? 768 : 256)
+                                              : vectors > (few ? 768 : 256);
+    tile.vectors = two ? 4 : 2;
+    tile.threads = two ? lanes / 2 : lanes;
+    tile.keep = few || (p.op == Op::kLayerNorm && vectors > 256) ? 1 : 0;
   }
   tile.rows = rows_per_block(tile.threads, p.rows);
   return tile;
@@ -94,19 +114,27 @@ inline Tile cluster_tile(const Problem& p) {
   tile.vectors = 8;
   if (p.op == Op::kArgmax) {
     tile.cluster = p.rows * 8 <= 4 * p.sm_count ? 8 : 2;
-    tile.threads = std::min(threads_for((vectors + 8 * tile.cluster - 1) / (8 * tile.cluster)), 512);
+    const int passes = p.rows * tile.cluster <= p.sm_count ? 1 : 2;  // one where a multiprocessor has one block, two where several share it
+    const int64_t lanes = int64_t{8} * tile.cluster * passes;
+    tile.threads = std::min(threads_for((vectors + lanes - 1) / lanes), 512);
     return tile;
   }
   tile.cluster = vectors <= 8192 ? 4 : vectors <= 32768 ? 8 : 16;
-  if (tile.cluster == 4) tile.vectors = 4;
+  tile.keep = 2;
   tile.threads = static_cast<int>(std::min<int64_t>(round_up((vectors + tile.vectors * tile.cluster - 1) / (tile.vectors * tile.cluster), 32), 512));
   return tile;
 }
 
-// The lanes of the kernel that the same width takes when it is aligned, so that both add in the same order.
+// The lanes of the kernel that the same width takes when it is aligned, one a thread, so that both add in the same order.
 inline Tile stream_tile(const Problem& p) {
-  Tile tile = p.op == Op::kArgmax || vectors_of(p) <= kRowMaxVectors ? row_tile(p) : cluster_tile(p);
+  const int64_t vectors = vectors_of(p);
+  Tile tile = p.op == Op::kArgmax || vectors <= kRowMaxVectors ? row_tile(p) : cluster_tile(p);
+  if (p.op != Op::kArgmax && vectors <= kPairMaxVectors) {
+    tile.threads = pair_lanes(vectors);
+    tile.rows = rows_per_block(tile.threads, p.rows);
+  }
   tile.vectors = 0;
+  tile.keep = 0;
   return tile;
 }
 

@@ -2,14 +2,15 @@
 //            y = round((x - mean) * rsqrt(var + eps) * w + b), variance of the centred row; softmax: y = round(exp(x - max) / sum);
 //            argmax: first NaN, else lowest index of the maximum.
 // Tile       blockDim = (threads a row, rows a block), or a cluster of blocks a row; a thread keeps kVectors 16-byte vectors of it in registers.
-// Pipeline   load x, copy w to shared ------ reduce ------ scale, store
-//                  load x, copy w to shared ------ reduce ------ scale, store       the overlap is between the blocks of an SM: on an
-//            H200 (2026-12) a grid of short blocks was 5% faster than persistent blocks that prefetch their next row.
+// Pipeline   load x ------ reduce ------ scale, store
+//                  load x ------ reduce ------ scale, store       the overlap is between the blocks of a multiprocessor: on an H200 (2026-12)
+//            a grid of short blocks was 5% faster than persistent blocks that prefetch their next row.
 // Layout     vector k of lane t is vector t + k*lanes of the row, a lane being a thread of the row's blocks: neighbours read neighbours.
 // Bound      bytes: 2*rows*cols elements (4* with a residual, 1* for argmax), each once; a few FLOPs an element.
 // Requires   sm_80 (clusters: sm_90); aligned rows of at most kVectors*lanes vectors; weight and bias of x's dtype; fewer than 2^31 rows.
 // Selected   routes.h, by width; rows that are not aligned go to sm80_stream, which adds in the same order.
-// Additions  elements of a vector in two chains, vectors of a thread pairwise, lanes of a warp by butterfly, warps in turn, blocks in turn.
+// Additions  elements of a vector in two chains, vectors of a lane pairwise, lanes of a warp by butterfly, warps in turn, blocks in turn. A lane is a
+//            thread, or half of one that keeps four vectors.
 #pragma once
 
 #include <dandan/ptx/cp_async.cuh>
@@ -65,14 +66,14 @@ __device__ __forceinline__ void load_row(uint4 (&v)[kVectors], const AlignedRows
   }
 }
 
-// A weight or bias row as a kernel keeps it until the row's statistics are known.
-enum class Keep {
-  kRegisters,  // up to four vectors a thread
-  kShared,     // the same beside a second such row: copied while x is loaded, costs no registers
-  kNowhere     // more than four vectors a thread: read when needed
+// Where a weight or bias row waits until the row's statistics are known. Measured on an H200 (2026-12); changes no bit.
+enum class Keep : int {
+  kRegisters = 0,  // many rows
+  kShared = 1,     // few rows: copied beside the loads of x, so that the copy costs neither registers nor a second trip to memory
+  kNowhere = 2     // read when needed: more vectors a thread than registers for them
 };
 
-template <int kVectors, Keep kKeep>
+template <Keep kKeep, int kVectors>
 struct AffineRow {
   const uint4* from;
   uint4* staged;
@@ -83,9 +84,7 @@ struct AffineRow {
       : from(row), staged(shared + threadIdx.y * blockDim.x + threadIdx.x) {
     if constexpr (kKeep == Keep::kRegisters) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        kept[k] = ptx::ld_global_v4_if(from != nullptr && at.lane + k * at.lanes < space.vectors, from + at.lane + k * at.lanes, absent);
-      }
+      for (int k = 0; k < kVectors; ++k) kept[k] = load(k, at, space, absent);
     } else if constexpr (kKeep == Keep::kShared) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
@@ -98,43 +97,45 @@ struct AffineRow {
     }
   }
 
+  template <typename At>
+  __device__ __forceinline__ uint4 load(int k, const At& at, const AlignedSpace& space, uint4 absent) const {
+    return ptx::ld_global_v4_if(from != nullptr && at.lane + k * at.lanes < space.vectors, from + at.lane + k * at.lanes, absent);
+  }
+
   // Vector k of this thread, after cp_async_wait_all; a thread reads what it wrote itself.
   template <typename At>
   __device__ __forceinline__ uint4 read(int k, const At& at, const AlignedSpace& space, uint4 absent) const {
-    if constexpr (kKeep == Keep::kRegisters) {
-      return kept[k];
-    } else if constexpr (kKeep == Keep::kShared) {
-      return staged[k * (blockDim.x * blockDim.y)];
-    } else {
-      return ptx::ld_global_v4_if(from != nullptr && at.lane + k * at.lanes < space.vectors, from + at.lane + k * at.lanes, absent);
-    }
+    if constexpr (kKeep == Keep::kRegisters) return kept[k];
+    if constexpr (kKeep == Keep::kShared) return staged[k * (blockDim.x * blockDim.y)];
+    return load(k, at, space, absent);
   }
 };
 
-template <bool kCluster, int kValues>
+template <bool kCluster, typename V, int kValues>
 struct Scratch {
-  tile::ReduceScratch<kValues> block;
-  tile::ClusterScratch<kValues> cluster;
+  tile::ReduceScratch<V, kValues> block;
+  tile::ClusterScratch<V, kValues> cluster;
 };
-template <int kValues>
-struct Scratch<false, kValues> {
-  tile::ReduceScratch<kValues> block;
+template <typename V, int kValues>
+struct Scratch<false, V, kValues> {
+  tile::ReduceScratch<V, kValues> block;
 };
 
-// `half` is 0 for a kernel's first reduction, 1 for its second.
-template <typename Op, bool kCluster, int kValues, int kScratch>
-__device__ __forceinline__ void reduce(float (&v)[kValues], Scratch<kCluster, kScratch>& scratch, int half) {
-  tile::row_reduce<Op>(v, scratch.block, half);
-  if constexpr (kCluster) tile::cluster_reduce<Op>(v, scratch.cluster, half);
+template <typename Op, bool kCluster, typename V, int kValues, int kLanes>
+__device__ __forceinline__ void reduce(const V (&in)[kValues][kLanes], V (&out)[kValues], Scratch<kCluster, V, kValues>& scratch) {
+  tile::row_reduce<Op>(in, out, scratch.block, 0);
+  if constexpr (kCluster) tile::cluster_reduce<Op>(out, scratch.cluster);
 }
 
-template <int kVectors>
-inline constexpr int kMinBlocks = kVectors <= 4 ? 2 : 1;
+// Registers a thread may use, so that enough blocks share a multiprocessor.
+template <int kVectors, bool kResidual = false>
+inline constexpr int kRegisters = kVectors == 2 ? 48 : kResidual ? (kVectors == 8 ? 128 : 64) : kVectors == 4 ? 56 : 64;
 
-template <typename T, int kVectors, bool kResidual, bool kCluster>
-__global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_rms_kernel(const __grid_constant__ RowParams p) {
+template <typename T, int kVectors, bool kResidual, Keep kKeep, bool kCluster>
+__global__ void __maxnreg__((kRegisters<kVectors, kResidual>)) row_rms_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
-  __shared__ Scratch<kCluster, 1> scratch;
+  extern __shared__ uint4 staged[];
+  __shared__ Scratch<kCluster, Accumulator<T>, 1> scratch;
   const RowThread<kCluster> at(p.space);
   const uint4 zero = make_uint4(0, 0, 0, 0);
   uint4 x[kVectors], r[kVectors];
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_rms_kernel(cons
   ptx::griddepcontrol_wait();
   load_row(x, p.x, at, p, zero);
   if constexpr (kResidual) load_row(r, p.other, at, p, zero);
-  const AffineRow<kVectors, kVectors <= 4 ? Keep::kRegisters : Keep::kNowhere> weight(p.weight, nullptr, at, p.space, tile::splat<T>(1.f));
+  const AffineRow<kKeep, kVectors> weight(p.weight, staged, at, p.space, tile::splat<T>(1.f));
   ptx::griddepcontrol_launch_dependents();
 
   float partial[kVectors];
@@ -161,10 +162,12 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_rms_kernel(cons
     }
     partial[k] = vector_sum_squares(f);
   }
-  float sum[1] = {slot_sum(partial)};
-  reduce<tile::Sum>(sum, scratch, 0);
-  const float scale = inverse_sqrt<T>(__fmaf_rn(sum[0], p.inverse_cols, p.eps));
+  Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
+  lane_sums(partial, lanes[0]);
+  reduce<tile::Sum>(lanes, sum, scratch);
+  const float scale = inverse_sqrt<T>(__fmaf_rn(static_cast<float>(sum[0]), p.inverse_cols, p.eps));
 
+  if constexpr (kKeep == Keep::kShared) ptx::cp_async_wait_all();
   uint4* to = row_of(p.out, at.quotient, at.rest) + at.lane;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -177,19 +180,20 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_rms_kernel(cons
   }
 }
 
-template <typename T, int kVectors, bool kCluster>
-__global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
+template <typename T, int kVectors, Keep kKeep, bool kCluster>
+__global__ void __maxnreg__((kRegisters<kVectors>)) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   extern __shared__ uint4 staged[];
-  __shared__ Scratch<kCluster, 2> scratch;
+  constexpr bool kExact = sizeof(T) == 4;
+  __shared__ Scratch<kCluster, Accumulator<T>, 1> mean_scratch;
+  __shared__ Scratch<kCluster, Accumulator<T>, kExact ? 2 : 1> moment_scratch;
   const RowThread<kCluster> at(p.space);
   uint4 x[kVectors];
 
   ptx::griddepcontrol_wait();
   load_row(x, p.x, at, p, make_uint4(0, 0, 0, 0));
-  constexpr Keep kKeep = kVectors <= 4 ? Keep::kShared : Keep::kNowhere;
-  const AffineRow<kVectors, kKeep> weight(p.weight, staged, at, p.space, tile::splat<T>(1.f));
-  const AffineRow<kVectors, kKeep> bias(p.bias, staged + kVectors * (blockDim.x * blockDim.y), at, p.space, make_uint4(0, 0, 0, 0));
+  const AffineRow<kKeep, kVectors> weight(p.weight, staged, at, p.space, tile::splat<T>(1.f));
+  const AffineRow<kKeep, kVectors> bias(p.bias, staged + kVectors * (blockDim.x * blockDim.y), at, p.space, make_uint4(0, 0, 0, 0));
   ptx::griddepcontrol_launch_dependents();
 
   float partial[kVectors];
@@ -199,12 +203,12 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_layer_norm_kern
     tile::unpack<T>(x[k], f);
     partial[k] = vector_sum(f);
   }
-  float sum[1] = {slot_sum(partial)};
-  reduce<tile::Sum>(sum, scratch, 0);
-  const float mean = __fmul_rn(sum[0], p.inverse_cols);
+  Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
+  lane_sums(partial, lanes[0]);
+  reduce<tile::Sum>(lanes, sum, mean_scratch);
+  const float mean = __fmul_rn(static_cast<float>(sum[0]), p.inverse_cols);
 
   // fp32: the mean is rounded; what is left of it in the centred row is taken off as well. 16-bit inputs cannot tell the difference.
-  constexpr bool kExact = sizeof(T) == 4;
   float first[kVectors], second[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -215,13 +219,14 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_layer_norm_kern
     if constexpr (kExact) first[k] = vector_sum(f);
     second[k] = vector_sum_squares(f);
   }
-  float moments[kExact ? 2 : 1] = {slot_sum(second)};
-  if constexpr (kExact) moments[1] = slot_sum(first);
-  reduce<tile::Sum>(moments, scratch, 1);
+  Accumulator<T> moment_lanes[kExact ? 2 : 1][kLanesOf<kVectors>], moments[kExact ? 2 : 1];
+  lane_sums(second, moment_lanes[0]);
+  if constexpr (kExact) lane_sums(first, moment_lanes[1]);
+  reduce<tile::Sum>(moment_lanes, moments, moment_scratch);
   const Centre<T> centre(mean, moments, p.inverse_cols);
   const float scale = inverse_sqrt<T>(__fadd_rn(centre.variance, p.eps));
 
-  ptx::cp_async_wait_all();
+  if constexpr (kKeep == Keep::kShared) ptx::cp_async_wait_all();
   uint4* to = row_of(p.out, at.quotient, at.rest) + at.lane;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -236,9 +241,10 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_layer_norm_kern
 }
 
 template <typename T, int kVectors, bool kCluster>
-__global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_softmax_kernel(const __grid_constant__ RowParams p) {
+__global__ void __maxnreg__((kRegisters<kVectors>)) row_softmax_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
-  __shared__ Scratch<kCluster, 1> scratch;
+  __shared__ Scratch<kCluster, float, 1> max_scratch;
+  __shared__ Scratch<kCluster, Accumulator<T>, 1> sum_scratch;
   const RowThread<kCluster> at(p.space);
   uint4 x[kVectors];
 
@@ -246,10 +252,10 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_softmax_kernel(
   load_row(x, p.x, at, p, tile::splat<T>(-INFINITY));
   ptx::griddepcontrol_launch_dependents();
 
-  float max[1] = {-INFINITY};
+  float largest[1][1] = {{-INFINITY}}, max[1];
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) max[0] = tile::Max::apply(max[0], tile::vector_max<T>(x[k]));
-  reduce<tile::Max>(max, scratch, 0);
+  for (int k = 0; k < kVectors; ++k) largest[0][0] = tile::Max::apply(largest[0][0], tile::vector_max<T>(x[k]));
+  reduce<tile::Max>(largest, max, max_scratch);
   const Exp<T> exponential(max[0]);
 
   float partial[kVectors];
@@ -261,9 +267,10 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_softmax_kernel(
     for (int e = 0; e < kV; ++e) f[e] = exponential(f[e]);
     partial[k] = vector_sum(f);
   }
-  float sum[1] = {slot_sum(partial)};
-  reduce<tile::Sum>(sum, scratch, 1);
-  const float scale = reciprocal<T>(sum[0]);
+  Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
+  lane_sums(partial, lanes[0]);
+  reduce<tile::Sum>(lanes, sum, sum_scratch);
+  const Quotient<T> over_sum(static_cast<float>(sum[0]));
 
   uint4* to = row_of(p.out, at.quotient, at.rest) + at.lane;
 #pragma unroll
@@ -271,14 +278,14 @@ __global__ void __launch_bounds__(512, kMinBlocks<kVectors>) row_softmax_kernel(
     float f[kV];
     tile::unpack<T>(x[k], f);
 #pragma unroll
-    for (int e = 0; e < kV; ++e) f[e] = __fmul_rn(exponential(f[e]), scale);
+    for (int e = 0; e < kV; ++e) f[e] = over_sum(exponential(f[e]));
     if (at.holds(k, p.space)) ptx::st_global_v4(to + k * at.lanes, tile::pack<T>(f));
   }
 }
 
 // Any width: kVectors vectors a lane at a time.
 template <typename T, int kVectors, bool kCluster>
-__global__ void __launch_bounds__(512, 2) row_argmax_kernel(const __grid_constant__ RowParams p) {
+__global__ void __maxnreg__(64) row_argmax_kernel(const __grid_constant__ RowParams p) {
   __shared__ tile::KeyScratch scratch;
   __shared__ uint64_t cluster_scratch[kCluster ? tile::kMaxCluster : 1];
   const RowThread<kCluster> at(p.space);
@@ -319,15 +326,6 @@ inline RowParams row_params(DType dtype, const Params& p) {
     r.second = aligned_rows(dtype, p, p.second);
   }
   return r;
-}
-
-// Grid, block, and shared memory for `affine` staged rows.
-inline dandan::host::LaunchConfig row_launch_config(const Params& p, const Launch& launch, int affine) {
-  auto config = row_config(p.space.rows, launch);
-  if (launch.tile.vectors <= 4) {
-    config.shared_bytes = static_cast<size_t>(affine) * launch.tile.vectors * launch.tile.threads * launch.tile.rows * sizeof(uint4);
-  }
-  return config;
 }
 
 }  // namespace dandan_norm

@@ -1,5 +1,7 @@
 #include "sm80_elementwise.cuh"
 
+#include "launch.h"
+
 namespace dandan_norm {
 namespace {
 

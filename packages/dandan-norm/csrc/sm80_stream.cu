@@ -1,5 +1,7 @@
 #include "sm80_stream.cuh"
 
+#include "launch.h"
+
 namespace dandan_norm {
 namespace {
 

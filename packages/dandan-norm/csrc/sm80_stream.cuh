@@ -95,8 +95,8 @@ __device__ __forceinline__ void for_vectors(const StreamRow<T, kVectorized>& row
 
 // Sums over a row: body(i, v, sums) gives the kSums sums of vector i. `turn` counts the reductions of the kernel.
 template <typename T, int kSums, bool kVectorized, typename Body>
-__device__ __forceinline__ void row_sums(float (&total)[kSums], const StreamRow<T, kVectorized>& row, bool live, int blocks,
-                                         tile::ReduceScratch<kSums>& scratch, int& turn, Body&& body) {
+__device__ __forceinline__ void row_sums(Accumulator<T> (&total)[kSums], const StreamRow<T, kVectorized>& row, bool live, int blocks,
+                                         tile::ReduceScratch<Accumulator<T>, kSums>& scratch, int& turn, Body&& body) {
   const int threads = static_cast<int>(blockDim.x);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -110,12 +110,12 @@ __device__ __forceinline__ void row_sums(float (&total)[kSums], const StreamRow<
                                      for (int n = 0; n < kSums; ++n) partial[n][slot] = __fadd_rn(partial[n][slot], sums[n]);
                                    });
     }
-    float sums[kSums];
+    Accumulator<T> lane[kSums][1], sums[kSums];
 #pragma unroll
-    for (int n = 0; n < kSums; ++n) sums[n] = slot_sum(partial[n]);
-    tile::row_reduce<tile::Sum>(sums, scratch, turn++ & 1);
+    for (int n = 0; n < kSums; ++n) lane[n][0] = slot_sum(partial[n]);
+    tile::row_reduce<tile::Sum>(lane, sums, scratch, turn++ & 1);
 #pragma unroll
-    for (int n = 0; n < kSums; ++n) total[n] = block == 0 ? sums[n] : __fadd_rn(total[n], sums[n]);
+    for (int n = 0; n < kSums; ++n) total[n] = block == 0 ? sums[n] : tile::Sum::apply(total[n], sums[n]);
   }
 }
 
@@ -132,9 +132,9 @@ struct StreamParams {
 };
 
 template <typename T, bool kResidual, bool kVectorized>
-__global__ void __launch_bounds__(512) sm80_stream_rms_kernel(const __grid_constant__ StreamParams s) {
+__global__ void __maxnreg__(64) sm80_stream_rms_kernel(const __grid_constant__ StreamParams s) {
   constexpr int kV = kPerVector<T>;
-  __shared__ tile::ReduceScratch<1> scratch;
+  __shared__ tile::ReduceScratch<Accumulator<T>, 1> scratch;
   const Params& p = s.p;
   const int cols = static_cast<int>(p.cols);
   const float inverse_cols = 1.f / static_cast<float>(cols);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(512) sm80_stream_rms_kernel(const __grid_const
     const StreamRow<T, kVectorized> x(p, p.x, live ? row : 0);
     const StreamRow<T, kVectorized> residual(p, kResidual ? p.other : p.x, live ? row : 0);
     const StreamRow<T, kVectorized> summed(p, kResidual ? p.second : p.x, live ? row : 0);
-    float sum[1];
+    Accumulator<T> sum[1];
     row_sums<T>(sum, x, live, s.blocks, scratch, turn, [&](int i, const uint4& v, float(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(512) sm80_stream_rms_kernel(const __grid_const
       }
       sums[0] = vector_sum_squares(f);
     });
-    const float scale = inverse_sqrt<T>(__fmaf_rn(sum[0], inverse_cols, p.eps));
+    const float scale = inverse_sqrt<T>(__fmaf_rn(static_cast<float>(sum[0]), inverse_cols, p.eps));
     if (!live) return;
     // The vectors that this thread reads again here it has stored itself only where the row was summed by one block.
     if (kResidual && s.blocks > 1) __syncthreads();
@@ -179,11 +179,11 @@ __global__ void __launch_bounds__(512) sm80_stream_rms_kernel(const __grid_const
 }
 
 template <typename T, bool kVectorized>
-__global__ void __launch_bounds__(512) sm80_stream_layer_norm_kernel(const __grid_constant__ StreamParams s) {
+__global__ void __maxnreg__(64) sm80_stream_layer_norm_kernel(const __grid_constant__ StreamParams s) {
   constexpr int kV = kPerVector<T>;
   constexpr bool kExact = sizeof(T) == 4;
-  __shared__ tile::ReduceScratch<1> mean_scratch;
-  __shared__ tile::ReduceScratch<kExact ? 2 : 1> moment_scratch;
+  __shared__ tile::ReduceScratch<Accumulator<T>, 1> mean_scratch;
+  __shared__ tile::ReduceScratch<Accumulator<T>, kExact ? 2 : 1> moment_scratch;
   const Params& p = s.p;
   const int cols = static_cast<int>(p.cols);
   const float inverse_cols = 1.f / static_cast<float>(cols);
@@ -194,15 +194,15 @@ __global__ void __launch_bounds__(512) sm80_stream_layer_norm_kernel(const __gri
   for_rows(p, [&](int64_t row) {
     const bool live = row >= 0;
     const StreamRow<T, kVectorized> x(p, p.x, live ? row : 0);
-    float sum[1];
+    Accumulator<T> sum[1];
     row_sums<T>(sum, x, live, s.blocks, mean_scratch, mean_turn, [&](int, const uint4& v, float(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
       sums[0] = vector_sum(f);
     });
-    const float mean = __fmul_rn(sum[0], inverse_cols);
+    const float mean = __fmul_rn(static_cast<float>(sum[0]), inverse_cols);
 
-    float moments[kExact ? 2 : 1];
+    Accumulator<T> moments[kExact ? 2 : 1];
     row_sums<T>(moments, x, live, s.blocks, moment_scratch, moment_turn, [&](int i, const uint4& v, float(&sums)[kExact ? 2 : 1]) {
       float f[kV];
       tile::unpack<T>(v, f);
@@ -229,9 +229,10 @@ __global__ void __launch_bounds__(512) sm80_stream_layer_norm_kernel(const __gri
 }
 
 template <typename T, bool kVectorized>
-__global__ void __launch_bounds__(512) sm80_stream_softmax_kernel(const __grid_constant__ StreamParams s) {
+__global__ void __maxnreg__(64) sm80_stream_softmax_kernel(const __grid_constant__ StreamParams s) {
   constexpr int kV = kPerVector<T>;
-  __shared__ tile::ReduceScratch<1> max_scratch, sum_scratch;
+  __shared__ tile::ReduceScratch<float, 1> max_scratch;
+  __shared__ tile::ReduceScratch<Accumulator<T>, 1> sum_scratch;
   const Params& p = s.p;
   const int cols = static_cast<int>(p.cols);
   const uint4 lowest = tile::splat<T>(-INFINITY);
@@ -242,13 +243,14 @@ __global__ void __launch_bounds__(512) sm80_stream_softmax_kernel(const __grid_c
   for_rows(p, [&](int64_t row) {
     const bool live = row >= 0;
     const StreamRow<T, kVectorized> x(p, p.x, live ? row : 0);
-    float max[1] = {-INFINITY};
+    float largest[1][1] = {{-INFINITY}}, max[1];
     if (live) {
-      for_vectors<T, kStreamSlots>(x, first, step, lowest, [&](int, int, const uint4& v) { max[0] = tile::Max::apply(max[0], tile::vector_max<T>(v)); });
+      for_vectors<T, kStreamSlots>(x, first, step, lowest,
+                                   [&](int, int, const uint4& v) { largest[0][0] = tile::Max::apply(largest[0][0], tile::vector_max<T>(v)); });
     }
-    tile::row_reduce<tile::Max>(max, max_scratch, max_turn++ & 1);
+    tile::row_reduce<tile::Max>(largest, max, max_scratch, max_turn++ & 1);
     const Exp<T> exponential(max[0]);
-    float sum[1];
+    Accumulator<T> sum[1];
     row_sums<T>(sum, x, live, s.blocks, sum_scratch, sum_turn, [&](int i, const uint4& v, float(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
@@ -257,21 +259,21 @@ __global__ void __launch_bounds__(512) sm80_stream_softmax_kernel(const __grid_c
       for (int e = 0; e < kV; ++e) f[e] = e < count ? exponential(f[e]) : 0.f;
       sums[0] = vector_sum(f);
     });
-    const float scale = reciprocal<T>(sum[0]);
+    const Quotient<T> over_sum(static_cast<float>(sum[0]));
     if (!live) return;
     const StreamRow<T, kVectorized> out(p, p.out, row);
     for_vectors<T, kStreamBatch>(x, first, step, lowest, [&](int, int i, const uint4& v) {
       float f[kV];
       tile::unpack<T>(v, f);
 #pragma unroll
-      for (int e = 0; e < kV; ++e) f[e] = __fmul_rn(exponential(f[e]), scale);
+      for (int e = 0; e < kV; ++e) f[e] = over_sum(exponential(f[e]));
       out.store(i, tile::pack<T>(f));
     });
   });
 }
 
 template <typename T, bool kVectorized>
-__global__ void __launch_bounds__(512) sm80_stream_argmax_kernel(const __grid_constant__ StreamParams s) {
+__global__ void __maxnreg__(64) sm80_stream_argmax_kernel(const __grid_constant__ StreamParams s) {
   __shared__ tile::KeyScratch scratch;
   const Params& p = s.p;
   int turn = 0;

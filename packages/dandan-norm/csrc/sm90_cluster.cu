@@ -1,4 +1,4 @@
-#include "row_dispatch.cuh"
+#include "row_launch.cuh"
 
 namespace dandan_norm {
 

@@ -177,7 +177,7 @@ def _library(distribution: str, build: dict[str, Any]) -> dict[str, Any]:
     try:
         loader = import_module("dandan_ops_core.loader")
         import_module(distribution.replace("-", "_"))
-        state = loader.load(distribution)
+        state = loader.load(distribution.replace("-", "_"))
     except Exception as error:  # whatever stops a package from loading is what this report is for
         return {"loaded": False, "reason": f"{type(error).__name__}: {error}", "path": None}
     return {"loaded": bool(state.loaded), "reason": state.reason, "path": str(state.path) if state.path else None}

@@ -4,7 +4,7 @@ A table is a JSON file in `<package>/profiles/` or in the folder that `DANDAN_PR
 user's own):
 
     {"schema": 1, "package": "dandan-norm", "device": "NVIDIA H200", "torch": "2.13.0", "cuda": "13.0",
-     "rows": [{"op": "rms_norm", "dtype": "float16", "shape": {"cols": 4096, "rows": 16}, "kernel": "sm80_row",
+     "rows": [{"op": "rms_norm", "dtype": "float16", "shape": {"cols": 4096}, "kernel": "sm80_row",
                "kernel_fingerprint": "3f1c...", "ratio": 1.21, "record": "h200-plain.json"}]}
 
 Tables are strict because a stale route is worse than none: a row counts only on the same device name, torch version,

@@ -30,6 +30,10 @@ __device__ __forceinline__ void st_shared_cluster(uint32_t address, float value)
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_cluster(uint32_t address, double value) {
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_cluster(uint32_t address, uint64_t value) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }

@@ -9,9 +9,9 @@ namespace dandan::tile {
 
 inline constexpr int kMaxCluster = 16;
 
-template <int kValues>
+template <typename V, int kValues>
 struct ClusterScratch {
-  float values[2][kValues][kMaxCluster];
+  V values[kValues][kMaxCluster];
 };
 
 // Writes this block's value into every block's slot. The barrier that follows also keeps each block alive until it has been written.
@@ -23,18 +23,18 @@ __device__ __forceinline__ void cluster_scatter(V value, V* slots) {
   }
 }
 
-// Every thread of a block holds the block's value and gets the cluster's; blocks in turn. `half` is used once in a kernel.
-template <typename Op, int kValues, int kScratch>
-__device__ __forceinline__ void cluster_reduce(float (&v)[kValues], ClusterScratch<kScratch>& scratch, int half) {
+// Every thread of a block holds the block's value and gets the cluster's; blocks in turn. A scratch serves once in a kernel.
+template <typename Op, typename V, int kValues>
+__device__ __forceinline__ void cluster_reduce(V (&v)[kValues], ClusterScratch<V, kValues>& scratch) {
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) cluster_scatter(v[i], scratch.values[half][i]);
+  for (int i = 0; i < kValues; ++i) cluster_scatter(v[i], scratch.values[i]);
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
   const int blocks = static_cast<int>(ptx::cluster_nctarank());
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    v[i] = scratch.values[half][i][0];
-    for (int b = 1; b < blocks; ++b) v[i] = Op::apply(v[i], scratch.values[half][i][b]);
+    v[i] = scratch.values[i][0];
+    for (int b = 1; b < blocks; ++b) v[i] = Op::apply(v[i], scratch.values[i][b]);
   }
 }
 

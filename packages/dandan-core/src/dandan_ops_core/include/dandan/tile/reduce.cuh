@@ -8,65 +8,96 @@
 
 namespace dandan::tile {
 
+// Orders like the float, NaN above all, both zeros alike; and back.
+__device__ __forceinline__ uint32_t ordered_bits(float v) {
+  if (v != v) return 0xffffffffu;
+  const uint32_t bits = __float_as_uint(__fadd_rn(v, 0.f));
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
+  return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7fffffffu : ~bits);
+}
+
 struct Sum {
   static __device__ __forceinline__ float apply(float a, float b) { return __fadd_rn(a, b); }
+  static __device__ __forceinline__ double apply(double a, double b) { return __dadd_rn(a, b); }
+  template <typename V>
+  static __device__ __forceinline__ V warp(V v) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) v = apply(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    return v;
+  }
 };
 
 // NaN wins, as in torch.max.
 struct Max {
   static __device__ __forceinline__ float apply(float a, float b) { return max_nan(a, b); }
+  // One integer reduction of the hardware instead of five exchanges.
+  static __device__ __forceinline__ float warp(float v) { return from_ordered_bits(__reduce_max_sync(0xffffffffu, ordered_bits(v))); }
 };
 
 inline constexpr int kMaxWarps = 32;
 
 // Scratch of a block; two halves, used in turn, so that one barrier per reduction is enough: nobody writes a half again before every thread
-// has passed the barrier after its last read. A row's warps start at a multiple of four, so that four partial results are one load.
-template <int kValues>
+// has passed the barrier after its last read. A row's partial results start at a multiple of four, so that four of them are one or two loads.
+template <typename V, int kValues>
 struct ReduceScratch {
-  alignas(16) float values[2][kValues][4 * kMaxWarps];
+  alignas(16) V values[2][kValues][4 * kMaxWarps];
 };
 
-template <typename Op, int kValues>
-__device__ __forceinline__ void warp_reduce(float (&v)[kValues], int lanes) {
-  if (lanes >= 32) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = Op::apply(v[i], __shfl_xor_sync(0xffffffffu, v[i], offset));
-    }
-  } else {
-    for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = Op::apply(v[i], __shfl_xor_sync(0xffffffffu, v[i], offset));
-    }
-  }
-}
-
-// Reduces v over the threads of a row; every thread gets the result. All threads of the block call it. `half` alternates 0, 1, 0, ...
-template <typename Op, int kValues, int kScratch>
-__device__ __forceinline__ void row_reduce(float (&v)[kValues], ReduceScratch<kScratch>& scratch, int half) {
-  static_assert(kValues <= kScratch);
-  const int lanes = static_cast<int>(blockDim.x);
-  warp_reduce<Op>(v, lanes);
-  if (lanes <= 32) return;
-  const int warps = lanes >> 5;
-  const int first = static_cast<int>(threadIdx.y) * ((warps + 3) & ~3);
-  if ((threadIdx.x & 31) == 0) {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) scratch.values[half][i][first + (threadIdx.x >> 5)] = v[i];
-  }
-  __syncthreads();
+// Reduces kValues numbers over the threads of a row; every thread gets the results. All threads of the block call it. `half` alternates 0, 1, ...
+//
+// A thread may stand for kLanes lanes of a row: in[i][l] is what lane threadIdx.x + l * blockDim.x would hold if every lane had a thread of its own.
+// Lanes are added as such threads would add them (whole warps only), so a row has the same bits whether one thread or two do the work.
+template <typename Op, typename V, int kValues, int kLanes>
+__device__ __forceinline__ void row_reduce(const V (&in)[kValues][kLanes], V (&out)[kValues], ReduceScratch<V, kValues>& scratch, int half) {
+  const int threads = static_cast<int>(blockDim.x);
+  V v[kValues][kLanes];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    float total = 0.f;
-    for (int w = 0; w < warps; w += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(&scratch.values[half][i][first + w]);
-      total = w == 0 ? four.x : Op::apply(total, four.x);
-      if (w + 1 < warps) total = Op::apply(total, four.y);
-      if (w + 2 < warps) total = Op::apply(total, four.z);
-      if (w + 3 < warps) total = Op::apply(total, four.w);
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) v[i][l] = threads < 32 ? in[i][l] : Op::warp(in[i][l]);
+  }
+  if (threads < 32) {  // kLanes is 1
+    for (int offset = threads >> 1; offset > 0; offset >>= 1) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i][0] = Op::apply(v[i][0], __shfl_xor_sync(0xffffffffu, v[i][0], offset));
     }
-    v[i] = total;
+  }
+  if (threads <= 32) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      out[i] = v[i][0];
+#pragma unroll
+      for (int l = 1; l < kLanes; ++l) out[i] = Op::apply(out[i], v[i][l]);
+    }
+    return;
+  }
+  const int warps = threads >> 5;
+  const int count = warps * kLanes;
+  const int first = static_cast<int>(threadIdx.y) * ((count + 3) & ~3);
+  if ((threadIdx.x & 31) == 0) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+      for (int l = 0; l < kLanes; ++l) scratch.values[half][i][first + l * warps + (threadIdx.x >> 5)] = v[i][l];
+    }
+  }
+  __syncthreads();
+  struct alignas(16) Four {
+    V x, y, z, w;
+  };
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    V total{};
+    for (int w = 0; w < count; w += 4) {
+      const Four four = *reinterpret_cast<const Four*>(&scratch.values[half][i][first + w]);
+      total = w == 0 ? four.x : Op::apply(total, four.x);
+      if (w + 1 < count) total = Op::apply(total, four.y);
+      if (w + 2 < count) total = Op::apply(total, four.z);
+      if (w + 3 < count) total = Op::apply(total, four.w);
+    }
+    out[i] = total;
   }
 }
 

@@ -1,7 +1,7 @@
 // Where a row of a strided tensor starts, and reading and writing its 16-byte vectors when it is not made of whole aligned ones.
 #pragma once
 
-#include <dandan/host/row_map.h>
+#include <dandan/tile/row_space.h>
 #include <dandan/tile/vector.cuh>
 
 namespace dandan::tile {
