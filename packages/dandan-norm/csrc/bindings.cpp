@@ -211,9 +211,10 @@ void set_profile(const std::string& text) {
     int op = -1, dtype = -1, kernel = -1;
     long long cols = -1;
     if (fields.size() == 4 && fields[2].rfind("cols=", 0) == 0) {
+      const char* digits = fields[2].c_str() + 5;
       char* rest = nullptr;
-      cols = std::strtoll(fields[2].c_str() + 5, &rest, 10);
-      if (*rest != '\0') cols = -1;
+      cols = std::strtoll(digits, &rest, 10);
+      if (*digits < '0' || *digits > '9' || *rest != '\0') cols = -1;
       for (int i = 0; i < kOpCount; ++i) op = fields[0] == kOpNames[i] ? i : op;
       for (int i = 0; i < 3; ++i) dtype = fields[1] == dtype_name(static_cast<DType>(i)) ? i : dtype;
       for (int i = 1; i < kBackendCount; ++i) kernel = fields[3] == kBackendNames[i] && i != static_cast<int>(Backend::kCuda) ? i : kernel;
