@@ -74,12 +74,12 @@ __device__ __forceinline__ float vector_sum_squares(const float (&f)[kV]) {
 }
 
 // A lane's partial sums, one for each vector (modulo kSlots), added pairwise: i and i + half. Unused slots are zero and change nothing.
-template <int kSlots>
-__device__ __forceinline__ float slot_sum(float (&v)[kSlots]) {
+template <typename V, int kSlots>
+__device__ __forceinline__ V slot_sum(V (&v)[kSlots]) {
 #pragma unroll
   for (int half = kSlots / 2; half > 0; half >>= 1) {
 #pragma unroll
-    for (int i = 0; i < half; ++i) v[i] = __fadd_rn(v[i], v[i + half]);
+    for (int i = 0; i < half; ++i) v[i] = tile::Sum::apply(v[i], v[i + half]);
   }
   return v[0];
 }
@@ -90,18 +90,37 @@ template <int kVectors>
 inline constexpr int kLanesOf = kVectors == 4 ? 2 : 1;
 
 template <typename V, int kVectors>
-__device__ __forceinline__ void lane_sums(float (&partial)[kVectors], V (&lanes)[kLanesOf<kVectors>]) {
+__device__ __forceinline__ void lane_sums(V (&partial)[kVectors], V (&lanes)[kLanesOf<kVectors>]) {
   if constexpr (kVectors == 4) {
-    lanes[0] = __fadd_rn(partial[0], partial[2]);
-    lanes[1] = __fadd_rn(partial[1], partial[3]);
+    lanes[0] = tile::Sum::apply(partial[0], partial[2]);
+    lanes[1] = tile::Sum::apply(partial[1], partial[3]);
   } else {
     lanes[0] = slot_sum(partial);
   }
 }
 
-// What the sums of lanes, warps and blocks are added in. Rows of fp32 lose the roundings of large partial sums in fp64: a dozen additions a thread.
+// What the sums of vectors, lanes, warps and blocks are added in. Rows of fp32 lose the roundings of large partial sums in fp64: a dozen additions a
+// thread.
 template <typename T>
 using Accumulator = std::conditional_t<sizeof(T) == 4, double, float>;
+
+// Sum of a vector of exponentials. fp32: with what each addition rounds off (Knuth's two-sum), since the largest term is near the sum itself.
+template <typename T>
+__device__ __forceinline__ Accumulator<T> exponential_sum(const float (&f)[kPerVector<T>]) {
+  if constexpr (sizeof(T) == 4) {
+    float sum = f[0], lost = 0.f;
+#pragma unroll
+    for (int e = 1; e < kPerVector<T>; ++e) {
+      const float next = __fadd_rn(sum, f[e]);
+      const float part = __fsub_rn(next, sum);
+      lost = __fadd_rn(lost, __fadd_rn(__fsub_rn(sum, __fsub_rn(next, part)), __fsub_rn(f[e], part)));
+      sum = next;
+    }
+    return static_cast<double>(sum) + static_cast<double>(lost);
+  } else {
+    return vector_sum(f);
+  }
+}
 
 // 1 / sqrt(v). The approximate instruction is off by up to one unit in the last place of fp32: nothing for a 16-bit result.
 template <typename T>

@@ -101,7 +101,11 @@ inline Tile row_tile(const Problem& p) {
                                               : vectors > (few ? 768 : 256);
     tile.vectors = two ? 4 : 2;
     tile.threads = two ? lanes / 2 : lanes;
-    tile.keep = few || (p.op == Op::kLayerNorm && vectors > 256) ? 1 : 0;
+    tile.keep = few ? 1 : 0;
+    if (two && !few && p.op == Op::kLayerNorm) tile.keep = tile.threads > 32 && tile.threads < 256 ? 1 : 2;
+    // With 48 registers a thread instead of 64, these rows are one wave of blocks and not two.
+    const auto wave = [&](int registers) { return int64_t{p.sm_count} * (65536 / (registers * tile.threads)); };
+    if (two && !few && p.op == Op::kResidualRmsNorm && p.rows > wave(64) && p.rows <= wave(48)) tile.keep = 2;
   }
   tile.rows = rows_per_block(tile.threads, p.rows);
   return tile;

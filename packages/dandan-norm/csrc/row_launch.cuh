@@ -11,13 +11,19 @@ using Vectors = std::integral_constant<int, kVectors>;
 template <Keep kKeep>
 using Kept = std::integral_constant<Keep, kKeep>;
 
-// Calls f with the number of vectors a thread keeps and where its weights wait, as constants. Clusters have the widest configuration alone.
-template <bool kCluster, Keep kMany4, typename F>
+// Calls f with the number of vectors a thread keeps and where its weights wait, as constants: the configurations that row_tile and cluster_tile of
+// routes.h name. kAffine: how many weight and bias rows the operator has.
+template <bool kCluster, int kAffine, typename F>
 void dispatch_tile(const Tile& tile, F&& f) {
   if constexpr (!kCluster) {
     const bool shared = tile.keep == static_cast<int>(Keep::kShared);
+    const bool nowhere = tile.keep == static_cast<int>(Keep::kNowhere);
     if (tile.vectors == 2) return shared ? f(Vectors<2>{}, Kept<Keep::kShared>{}) : f(Vectors<2>{}, Kept<Keep::kRegisters>{});
-    if (tile.vectors == 4) return shared ? f(Vectors<4>{}, Kept<Keep::kShared>{}) : f(Vectors<4>{}, Kept<kMany4>{});
+    if (tile.vectors == 4 && nowhere) return f(Vectors<4>{}, Kept<Keep::kNowhere>{});
+    if (tile.vectors == 4 && shared) return f(Vectors<4>{}, Kept<Keep::kShared>{});
+    if constexpr (kAffine < 2) {  // registers hold four vectors of one such row
+      if (tile.vectors == 4) return f(Vectors<4>{}, Kept<Keep::kRegisters>{});
+    }
   }
   if (tile.vectors == 8) return f(Vectors<8>{}, Kept<Keep::kNowhere>{});
   throw std::runtime_error("RuntimeError: no row kernel keeps " + std::to_string(tile.vectors) + " vectors a thread");
@@ -42,7 +48,7 @@ void launch_row(void (*kernel)(RowParams), DType dtype, const Params& params, co
 template <bool kCluster>
 void launch_row_rms(DType dtype, const Params& params, const Launch& launch) {
   dispatch(dtype, [&](auto element) {
-    dispatch_tile<kCluster, Keep::kRegisters>(launch.tile, [&](auto vectors, auto keep) {
+    dispatch_tile<kCluster, 1>(launch.tile, [&](auto vectors, auto keep) {
       using T = decltype(element);
       const bool residual = params.other.data != nullptr;
       launch_row<kCluster>(residual ? row_rms_kernel<T, vectors(), true, keep(), kCluster> : row_rms_kernel<T, vectors(), false, keep(), kCluster>,
@@ -54,7 +60,7 @@ void launch_row_rms(DType dtype, const Params& params, const Launch& launch) {
 template <bool kCluster>
 void launch_row_layer_norm(DType dtype, const Params& params, const Launch& launch) {
   dispatch(dtype, [&](auto element) {
-    dispatch_tile<kCluster, Keep::kNowhere>(launch.tile, [&](auto vectors, auto keep) {
+    dispatch_tile<kCluster, 2>(launch.tile, [&](auto vectors, auto keep) {
       launch_row<kCluster>(row_layer_norm_kernel<decltype(element), vectors(), keep(), kCluster>, dtype, params, launch, 2);
     });
   });
@@ -63,7 +69,7 @@ void launch_row_layer_norm(DType dtype, const Params& params, const Launch& laun
 template <bool kCluster>
 void launch_row_softmax(DType dtype, const Params& params, const Launch& launch) {
   dispatch(dtype, [&](auto element) {
-    dispatch_tile<kCluster, Keep::kNowhere>(launch.tile, [&](auto vectors, auto) {
+    dispatch_tile<kCluster, 0>(launch.tile, [&](auto vectors, auto) {
       launch_row<kCluster>(row_softmax_kernel<decltype(element), vectors(), kCluster>, dtype, params, launch, 0);
     });
   });

@@ -38,6 +38,7 @@ struct RowThread {
   bool live;
   __device__ __forceinline__ explicit RowThread(const AlignedSpace& space) {
     if constexpr (kCluster) {
+      ptx::barrier_cluster_arrive_release();  // see started()
       const int blocks = static_cast<int>(ptx::cluster_nctarank());
       row = static_cast<int>(blockIdx.x) / blocks;
       lane = static_cast<int>(ptx::cluster_ctarank() * blockDim.x + threadIdx.x);
@@ -49,6 +50,10 @@ struct RowThread {
     }
     live = row < space.rows;
     split_row(space, row, quotient, rest);
+  }
+  // Before the first write to another block's shared memory: that block has begun.
+  static __device__ __forceinline__ void started() {
+    if constexpr (kCluster) ptx::barrier_cluster_wait_acquire();
   }
   __device__ __forceinline__ bool holds(int k, const AlignedSpace& space) const { return live && lane + k * lanes < space.vectors; }
 };
@@ -70,7 +75,7 @@ __device__ __forceinline__ void load_row(uint4 (&v)[kVectors], const AlignedRows
 enum class Keep : int {
   kRegisters = 0,  // many rows
   kShared = 1,     // few rows: copied beside the loads of x, so that the copy costs neither registers nor a second trip to memory
-  kNowhere = 2     // read when needed: more vectors a thread than registers for them
+  kNowhere = 2     // read when needed: where registers are short
 };
 
 template <Keep kKeep, int kVectors>
@@ -127,12 +132,17 @@ __device__ __forceinline__ void reduce(const V (&in)[kValues][kLanes], V (&out)[
   if constexpr (kCluster) tile::cluster_reduce<Op>(out, scratch.cluster);
 }
 
-// Registers a thread may use, so that enough blocks share a multiprocessor.
-template <int kVectors, bool kResidual = false>
-inline constexpr int kRegisters = kVectors == 2 ? 48 : kResidual ? (kVectors == 8 ? 128 : 64) : kVectors == 4 ? 56 : 64;
+// Registers a thread may use. Few rows (their weights in shared memory): enough to keep all loads together. Many rows: few enough that many blocks
+// share a multiprocessor.
+template <int kVectors, Keep kKeep, bool kResidual = false>
+inline constexpr int kRegisters = kVectors == 8               ? (kResidual ? 128 : 64)
+                                  : kKeep == Keep::kShared    ? 64
+                                  : kVectors == 2             ? 48
+                                  : kKeep == Keep::kRegisters ? (kResidual ? 64 : 56)
+                                                              : 48;
 
 template <typename T, int kVectors, bool kResidual, Keep kKeep, bool kCluster>
-__global__ void __maxnreg__((kRegisters<kVectors, kResidual>)) row_rms_kernel(const __grid_constant__ RowParams p) {
+__global__ void __maxnreg__((kRegisters<kVectors, kKeep, kResidual>)) row_rms_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   extern __shared__ uint4 staged[];
   __shared__ Scratch<kCluster, Accumulator<T>, 1> scratch;
@@ -145,8 +155,9 @@ __global__ void __maxnreg__((kRegisters<kVectors, kResidual>)) row_rms_kernel(co
   if constexpr (kResidual) load_row(r, p.other, at, p, zero);
   const AffineRow<kKeep, kVectors> weight(p.weight, staged, at, p.space, tile::splat<T>(1.f));
   ptx::griddepcontrol_launch_dependents();
+  at.started();
 
-  float partial[kVectors];
+  Accumulator<T> partial[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
@@ -181,7 +192,7 @@ __global__ void __maxnreg__((kRegisters<kVectors, kResidual>)) row_rms_kernel(co
 }
 
 template <typename T, int kVectors, Keep kKeep, bool kCluster>
-__global__ void __maxnreg__((kRegisters<kVectors>)) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
+__global__ void __maxnreg__((kRegisters<kVectors, kKeep>)) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   extern __shared__ uint4 staged[];
   constexpr bool kExact = sizeof(T) == 4;
@@ -195,8 +206,9 @@ __global__ void __maxnreg__((kRegisters<kVectors>)) row_layer_norm_kernel(const 
   const AffineRow<kKeep, kVectors> weight(p.weight, staged, at, p.space, tile::splat<T>(1.f));
   const AffineRow<kKeep, kVectors> bias(p.bias, staged + kVectors * (blockDim.x * blockDim.y), at, p.space, make_uint4(0, 0, 0, 0));
   ptx::griddepcontrol_launch_dependents();
+  at.started();
 
-  float partial[kVectors];
+  Accumulator<T> partial[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
@@ -209,7 +221,7 @@ __global__ void __maxnreg__((kRegisters<kVectors>)) row_layer_norm_kernel(const 
   const float mean = __fmul_rn(static_cast<float>(sum[0]), p.inverse_cols);
 
   // fp32: the mean is rounded; what is left of it in the centred row is taken off as well. 16-bit inputs cannot tell the difference.
-  float first[kVectors], second[kVectors];
+  Accumulator<T> first[kVectors], second[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
@@ -241,7 +253,7 @@ __global__ void __maxnreg__((kRegisters<kVectors>)) row_layer_norm_kernel(const 
 }
 
 template <typename T, int kVectors, bool kCluster>
-__global__ void __maxnreg__((kRegisters<kVectors>)) row_softmax_kernel(const __grid_constant__ RowParams p) {
+__global__ void __maxnreg__((kRegisters<kVectors, kVectors == 2 ? Keep::kShared : Keep::kRegisters>)) row_softmax_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   __shared__ Scratch<kCluster, float, 1> max_scratch;
   __shared__ Scratch<kCluster, Accumulator<T>, 1> sum_scratch;
@@ -251,6 +263,7 @@ __global__ void __maxnreg__((kRegisters<kVectors>)) row_softmax_kernel(const __g
   ptx::griddepcontrol_wait();
   load_row(x, p.x, at, p, tile::splat<T>(-INFINITY));
   ptx::griddepcontrol_launch_dependents();
+  at.started();
 
   float largest[1][1] = {{-INFINITY}}, max[1];
 #pragma unroll
@@ -258,14 +271,14 @@ __global__ void __maxnreg__((kRegisters<kVectors>)) row_softmax_kernel(const __g
   reduce<tile::Max>(largest, max, max_scratch);
   const Exp<T> exponential(max[0]);
 
-  float partial[kVectors];
+  Accumulator<T> partial[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
     tile::unpack<T>(x[k], f);
 #pragma unroll
     for (int e = 0; e < kV; ++e) f[e] = exponential(f[e]);
-    partial[k] = vector_sum(f);
+    partial[k] = exponential_sum<T>(f);
   }
   Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
   lane_sums(partial, lanes[0]);
@@ -302,6 +315,7 @@ __global__ void __maxnreg__(64) row_argmax_kernel(const __grid_constant__ RowPar
     for (int k = 0; k < kVectors; ++k) best.offer(x[k], static_cast<uint32_t>(first + k * at.lanes));
   }
   ptx::griddepcontrol_launch_dependents();
+  at.started();
   uint64_t key = tile::row_reduce_max(best.key(p.space.vectors), scratch, 0);
   if constexpr (kCluster) key = tile::cluster_reduce_max(key, cluster_scratch);
   if (at.live && at.lane == 0) p.index[at.row] = index_of(key);

@@ -100,14 +100,14 @@ __device__ __forceinline__ void row_sums(Accumulator<T> (&total)[kSums], const S
   const int threads = static_cast<int>(blockDim.x);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
-    float partial[kSums][kStreamSlots] = {};
+    Accumulator<T> partial[kSums][kStreamSlots] = {};
     if (live) {
       for_vectors<T, kStreamSlots>(row, block * threads + static_cast<int>(threadIdx.x), blocks * threads, make_uint4(0, 0, 0, 0),
                                    [&](int slot, int i, const uint4& v) {
-                                     float sums[kSums];
+                                     Accumulator<T> sums[kSums];
                                      body(i, v, sums);
 #pragma unroll
-                                     for (int n = 0; n < kSums; ++n) partial[n][slot] = __fadd_rn(partial[n][slot], sums[n]);
+                                     for (int n = 0; n < kSums; ++n) partial[n][slot] = tile::Sum::apply(partial[n][slot], sums[n]);
                                    });
     }
     Accumulator<T> lane[kSums][1], sums[kSums];
@@ -148,7 +148,7 @@ __global__ void __maxnreg__(64) sm80_stream_rms_kernel(const __grid_constant__ S
     const StreamRow<T, kVectorized> residual(p, kResidual ? p.other : p.x, live ? row : 0);
     const StreamRow<T, kVectorized> summed(p, kResidual ? p.second : p.x, live ? row : 0);
     Accumulator<T> sum[1];
-    row_sums<T>(sum, x, live, s.blocks, scratch, turn, [&](int i, const uint4& v, float(&sums)[1]) {
+    row_sums<T>(sum, x, live, s.blocks, scratch, turn, [&](int i, const uint4& v, Accumulator<T>(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
       if constexpr (kResidual) {
@@ -195,7 +195,7 @@ __global__ void __maxnreg__(64) sm80_stream_layer_norm_kernel(const __grid_const
     const bool live = row >= 0;
     const StreamRow<T, kVectorized> x(p, p.x, live ? row : 0);
     Accumulator<T> sum[1];
-    row_sums<T>(sum, x, live, s.blocks, mean_scratch, mean_turn, [&](int, const uint4& v, float(&sums)[1]) {
+    row_sums<T>(sum, x, live, s.blocks, mean_scratch, mean_turn, [&](int, const uint4& v, Accumulator<T>(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
       sums[0] = vector_sum(f);
@@ -203,7 +203,7 @@ __global__ void __maxnreg__(64) sm80_stream_layer_norm_kernel(const __grid_const
     const float mean = __fmul_rn(static_cast<float>(sum[0]), inverse_cols);
 
     Accumulator<T> moments[kExact ? 2 : 1];
-    row_sums<T>(moments, x, live, s.blocks, moment_scratch, moment_turn, [&](int i, const uint4& v, float(&sums)[kExact ? 2 : 1]) {
+    row_sums<T>(moments, x, live, s.blocks, moment_scratch, moment_turn, [&](int i, const uint4& v, Accumulator<T>(&sums)[kExact ? 2 : 1]) {
       float f[kV];
       tile::unpack<T>(v, f);
       const int count = elements_in_row<kV>(i, cols);
@@ -251,13 +251,13 @@ __global__ void __maxnreg__(64) sm80_stream_softmax_kernel(const __grid_constant
     tile::row_reduce<tile::Max>(largest, max, max_scratch, max_turn++ & 1);
     const Exp<T> exponential(max[0]);
     Accumulator<T> sum[1];
-    row_sums<T>(sum, x, live, s.blocks, sum_scratch, sum_turn, [&](int i, const uint4& v, float(&sums)[1]) {
+    row_sums<T>(sum, x, live, s.blocks, sum_scratch, sum_turn, [&](int i, const uint4& v, Accumulator<T>(&sums)[1]) {
       float f[kV];
       tile::unpack<T>(v, f);
       const int count = elements_in_row<kV>(i, cols);
 #pragma unroll
       for (int e = 0; e < kV; ++e) f[e] = e < count ? exponential(f[e]) : 0.f;
-      sums[0] = vector_sum(f);
+      sums[0] = exponential_sum<T>(f);
     });
     const Quotient<T> over_sum(static_cast<float>(sum[0]));
     if (!live) return;
