@@ -10,7 +10,7 @@
 // Requires   sm_80 (clusters: sm_90); aligned rows of at most kVectors*lanes vectors; weight and bias of x's dtype; fewer than 2^31 rows.
 // Selected   routes.h, by width; rows that are not aligned go to sm80_stream, which adds in the same order.
 // Additions  elements of a vector in two chains, vectors of a lane pairwise, lanes of a warp by butterfly, warps in turn, blocks in turn. A lane is a
-//            thread, or half of one that keeps four vectors.
+//            thread; in the norms, half of one that keeps four vectors.
 #pragma once
 
 #include <dandan/ptx/cp_async.cuh>
@@ -280,8 +280,7 @@ __global__ void __maxnreg__((kRegisters<kVectors, kVectors == 2 ? Keep::kShared 
     for (int e = 0; e < kV; ++e) f[e] = exponential(f[e]);
     partial[k] = exponential_sum<T>(f);
   }
-  Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
-  lane_sums(partial, lanes[0]);
+  Accumulator<T> lanes[1][1] = {{slot_sum(partial)}}, sum[1];
   reduce<tile::Sum>(lanes, sum, sum_scratch);
   const Quotient<T> over_sum(static_cast<float>(sum[0]));
 

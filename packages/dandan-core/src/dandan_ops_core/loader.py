@@ -101,6 +101,7 @@ def obstacle(info: dict[str, Any], driver: device.Probe) -> str:
     if isinstance(driver.value, int) and isinstance(floor, int) and driver.value < floor:
         return (
             f"the driver serves CUDA {device.format_cuda_version(driver.value)}, "
-            f"this build (CUDA {info.get('toolkit')}) needs a driver for CUDA {device.format_cuda_version(floor)} or later"
+            f"this build (CUDA {info.get('toolkit')}) needs a driver for "
+            f"CUDA {device.format_cuda_version(floor)} or later"
         )
     return ""
