@@ -63,6 +63,8 @@ def _load(package: str) -> LoadedLibrary:
         )
     except (OSError, ValueError) as error:
         return LoadedLibrary(package, False, f"{folder / BUILD_INFO} cannot be read: {error}")
+    if not isinstance(info, dict):
+        return LoadedLibrary(package, False, f"{folder / BUILD_INFO} cannot be read: it holds no object")
     reason = obstacle(info, device.probe_driver())
     path = folder / library_name(package)
     if not reason and not path.is_file():
@@ -84,6 +86,8 @@ def _load(package: str) -> LoadedLibrary:
             path,
             info,
         )
+    if not hasattr(getattr(torch.ops, package), "describe"):
+        return LoadedLibrary(package, False, f"{path} defines no operators of {package}", path, info)
     return LoadedLibrary(package, True, "", path, info)
 
 
