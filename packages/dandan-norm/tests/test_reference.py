@@ -32,11 +32,11 @@ def exactly(found: torch.Tensor, expected: list[Any] | torch.Tensor) -> None:
     assert_bit_equal(found, torch.as_tensor(expected, dtype=found.dtype).to(found.device))
 
 
-def rounded(found: torch.Tensor, expected: list[Any]) -> None:
-    """Each number is within one rounding step of the one that was computed by hand in double precision."""
+def rounded(found: torch.Tensor, expected: list[Any], steps: int = 1) -> None:
+    """Each number is within so many rounding steps of the one that was computed by hand in double precision."""
     wanted = torch.tensor(expected, dtype=torch.float64)
     error = (found.detach().double().cpu() - wanted).abs()
-    assert (error <= rounding_step(wanted, found.dtype)).all(), f"{found.tolist()} instead of {expected}"
+    assert (error <= steps * rounding_step(wanted, found.dtype)).all(), f"{found.tolist()} instead of {expected}"
 
 
 # ------------------------------------------------------------------------------------------------------------ rms_norm
@@ -215,7 +215,9 @@ def test_layer_norm_by_hand(device: str, dtype: torch.dtype) -> None:
     # Variance 1 and eps 3 make a root of 2; a constant row leaves the bias.
     exactly(dandan_norm.layer_norm(x, weight, bias, 3.0), [[-0.5, 3.5], [0.5, 4.0]])
     exactly(dandan_norm.layer_norm(x, None, bias, 3.0), [[0.0, 4.5], [0.5, 4.0]])
-    exactly(dandan_norm.layer_norm(x, weight, None, 3.0), [[-1.0, -0.5], [0.0, -0.0]])
+    exactly(dandan_norm.layer_norm(x[:1], weight, None, 3.0), [[-1.0, -0.5]])
+    # A constant row is zero; of which sign is not promised, since a missing bias is a bias of zeros.
+    assert (dandan_norm.layer_norm(x[1:], weight, None, 3.0) == 0).all()
     exactly(dandan_norm.layer_norm(x, eps=3.0), [[-0.5, 0.5], [0.0, 0.0]])
 
 
@@ -323,7 +325,8 @@ def test_silu_and_mul_by_hand(device: str, dtype: torch.dtype) -> None:
     e = math.e
     silu = [0.0, 1 / (1 + 1 / e), -1 / (1 + e), 40.0, -40 / (1 + math.exp(40)), -0.0]
     # exp(300) is infinite in float32, which leaves zero and not NaN.
-    rounded(found, [[s * u for s, u in zip(silu, (5, 2, 2, 1, 1, 1), strict=True)]])
+    # CUDA's expf, which stands behind the float32 kernel, is within two steps.
+    rounded(found, [[s * u for s, u in zip(silu, (5, 2, 2, 1, 1, 1), strict=True)]], steps=2)
     assert not found.isnan().any()
 
 
