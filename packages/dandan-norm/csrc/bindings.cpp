@@ -324,7 +324,7 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   problem.backend = static_cast<Backend>(call.backend);
   problem.profile = profile_row(call.op, plan.dtype, p.cols);
   bool aligned = problem.levels && p.space.levels <= 2 && p.space.rows < (int64_t{1} << 31) && p.cols % per_vector == 0 &&
-                 p.cols / per_vector <= std::numeric_limits<int32_t>::max() / 64;
+                 p.cols / per_vector <= std::numeric_limits<int32_t>::max() / 128;  // chunks of a row fit the second dimension of a grid
   for (int t = 0; aligned && t < count; ++t) {
     if (call.op == Op::kArgmax && rows[t] == &p.out) {
       aligned = p.space.levels == 1 && p.out.strides.level[0] == (p.space.rows > 1 ? 1 : p.out.strides.level[0]);
