@@ -357,7 +357,10 @@ def lowest(session: nox.Session) -> None:
     )
     if len(floor) != 1:
         session.error(f"the packages declare different lowest torch versions: {floor}")
-    interpreter = shutil.which("python3.10") or sys.executable
+    interpreter = shutil.which("python3.10")
+    # A version manager may have a python3.10 on the path that only says which versions it has.
+    if interpreter is None or subprocess.run([interpreter, "--version"], capture_output=True).returncode != 0:
+        interpreter = sys.executable
     session.log(f"{floor[0]}, {interpreter}")
     tests = (*TEST_TOOLS, "numpy<2.3")
     environment = shared_environment(
