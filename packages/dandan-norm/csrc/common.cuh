@@ -16,8 +16,8 @@ namespace ptx = dandan::ptx;
 namespace tile = dandan::tile;
 using tile::kPerVector;
 
-// Aligned rows of whole vectors, at most two levels, every number in 32 bits. Kernel parameters are fetched from cold memory at each launch: a
-// struct of a few hundred bytes cost 0.3 us of a 1.7 us kernel (H200, 2026-12).
+// Aligned rows of whole vectors, at most two levels, every number in 32 bits. A first version with parameters of a few hundred bytes and
+// 64-bit arithmetic took 1.76 us for a row of 1024 where this form took 1.43 (H200, 2026-12).
 struct AlignedRows {
   uint4* data;
   int outer, inner;  // strides of the two levels, in bytes; one level: `inner` alone
