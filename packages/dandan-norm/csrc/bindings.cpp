@@ -3,16 +3,15 @@
 // Each operator has five forms: NAME allocates its result, NAME_out writes into tensors, NAME_info tells the route of a call without launching
 // anything, NAME_reference and NAME_reference_out (registered in Python) are the torch route. The schemas stand once more in dandan_norm/_ops.py for
 // machines where this library cannot be loaded; a test holds both against each other.
+#include <dandan/host/binding.h>
 #include <dandan/host/device.h>
 #include <dandan/host/tensor.h>
 
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
 #include "norm.h"
 #include "routes.h"
@@ -167,7 +166,7 @@ void validate(const Call& call) {
   }
 }
 
-// ---------------------------------------------------------------- profile rows, dependent launch
+// ---------------------------------------------------------------- profile rows
 
 struct ProfileTable {
   std::mutex mutex;
@@ -192,48 +191,24 @@ Backend profile_row(Op op, DType dtype, int64_t cols) {
   return found == table.rows.end() ? Backend::kAuto : found->second;
 }
 
-// Lines "op;dtype;cols=N;kernel". A row names no number of rows: which kernel a width takes may not depend on the batch around it.
+constexpr const char* kProfileForm = "op;dtype;cols=N;kernel";
+
+// A row names no number of rows: which kernel a width takes may not depend on the batch around it.
 void set_profile(const std::string& text) {
   std::unordered_map<uint64_t, Backend> rows;
-  for (size_t at = 0; at < text.size();) {
-    size_t end = text.find('\n', at);
-    if (end == std::string::npos) end = text.size();
-    const std::string line = text.substr(at, end - at);
-    at = end + 1;
-    if (line.empty()) continue;
-    std::vector<std::string> fields;
-    for (size_t from = 0; from <= line.size();) {
-      size_t to = line.find(';', from);
-      if (to == std::string::npos) to = line.size();
-      fields.push_back(line.substr(from, to - from));
-      from = to + 1;
-    }
+  for (const host::ProfileLine& line : host::parse_profile(text, kProfileForm)) {
     int op = -1, dtype = -1, kernel = -1;
-    long long cols = -1;
-    if (fields.size() == 4 && fields[2].rfind("cols=", 0) == 0) {
-      const char* digits = fields[2].c_str() + 5;
-      char* rest = nullptr;
-      cols = std::strtoll(digits, &rest, 10);
-      if (*digits < '0' || *digits > '9' || *rest != '\0') cols = -1;
-      for (int i = 0; i < kOpCount; ++i) op = fields[0] == kOpNames[i] ? i : op;
-      for (int i = 0; i < 3; ++i) dtype = fields[1] == dtype_name(static_cast<DType>(i)) ? i : dtype;
-      for (int i = 1; i < kBackendCount; ++i) kernel = fields[3] == kBackendNames[i] && i != static_cast<int>(Backend::kCuda) ? i : kernel;
-    }
-    if (op < 0 || dtype < 0 || kernel < 0 || cols < 0) host::value_error("profile row \"" + line + "\" is not op;dtype;cols=N;kernel");
+    for (int i = 0; i < kOpCount; ++i) op = line.op == kOpNames[i] ? i : op;
+    for (int i = 0; i < 3; ++i) dtype = line.dtype == dtype_name(static_cast<DType>(i)) ? i : dtype;
+    for (int i = 1; i < kBackendCount; ++i) kernel = line.kernel == kBackendNames[i] && i != static_cast<int>(Backend::kCuda) ? i : kernel;
+    const int64_t cols = line.sizes.size() == 1 ? line.size("cols") : -1;
+    if (op < 0 || dtype < 0 || kernel < 0 || cols < 0) host::bad_profile_line(line.text, kProfileForm);
     rows[profile_key(static_cast<Op>(op), static_cast<DType>(dtype), cols)] = static_cast<Backend>(kernel);
   }
   ProfileTable& table = profiles();
   const std::lock_guard<std::mutex> lock(table.mutex);
   table.empty.store(rows.empty(), std::memory_order_relaxed);
   table.rows = std::move(rows);
-}
-
-std::atomic<bool>& dependent_launch() {
-  static std::atomic<bool> enabled{[] {
-    const char* value = std::getenv("DANDAN_DEPENDENT_LAUNCH");
-    return value == nullptr || std::string(value) != "0";
-  }()};
-  return enabled;
 }
 
 // ---------------------------------------------------------------- from a call to a launch
@@ -356,8 +331,7 @@ Launcher launcher(Op op, Backend kernel) {
 void launch_plan(const Plan& plan, const host::DeviceFacts& facts, int32_t device_index) {
   Launch launch;
   launch.stream = static_cast<cudaStream_t>(host::current_cuda_stream(device_index));
-  launch.sm_count = facts.sm_count;
-  launch.dependent = facts.arch >= 90 && plan.problem.code_arch >= 90 && dependent_launch().load(std::memory_order_relaxed);
+  launch.dependent = facts.arch >= 90 && plan.problem.code_arch >= 90 && host::dependent_launch().load(std::memory_order_relaxed);
   launch.vectorized = plan.problem.aligned;
   launch.tile = plan.route.tile;
   launcher(plan.problem.op, plan.route.kernel)(plan.dtype, plan.params, launch);
@@ -435,15 +409,6 @@ void run(Op op, Form form, StableIValue* stack) {
   }
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
 // The route of a call as JSON. `arch` 0 asks the device of x; another number stands for a device of that architecture, so that routes can be asked
 // without a GPU.
 void info(Op op, StableIValue* stack) {
@@ -463,9 +428,9 @@ void info(Op op, StableIValue* stack) {
   const Route& route = plan.route;
   if (!route.error.empty()) host::backend_unavailable(route.error);
   const bool torch = route.kernel == Backend::kTorch;
-  std::string text = "{\"backend\": " + quoted(torch ? "torch" : "cuda") + ", \"kernel\": " + quoted(kBackendNames[static_cast<int>(route.kernel)]) +
-                     ", \"reason\": " + quoted(route.reason) + ", \"fallback_reason\": " + (*route.fallback != '\0' ? quoted(route.fallback) : "null") +
-                     ", \"profile\": " + (route.profile ? "true" : "false") + ", \"aligned\": " + (plan.problem.aligned ? "true" : "false") +
+  std::string text = "{\"backend\": " + host::quoted(torch ? "torch" : "cuda") + ", \"kernel\": " + host::quoted(kBackendNames[static_cast<int>(route.kernel)]) +
+                     ", \"reason\": " + host::quoted(route.reason) + ", \"fallback_reason\": " + (*route.fallback != '\0' ? host::quoted(route.fallback) : "null") +
+                     ", \"profile\": " + host::json(route.profile) + ", \"aligned\": " + host::json(plan.problem.aligned) +
                      ", \"vectors\": " + std::to_string(route.tile.vectors) + ", \"threads\": " + std::to_string(route.tile.threads) +
                      ", \"rows\": " + std::to_string(route.tile.rows) + ", \"cluster\": " + std::to_string(route.tile.cluster) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());
@@ -474,17 +439,12 @@ void info(Op op, StableIValue* stack) {
 // What this library is: kernels by number, architectures.
 void describe(StableIValue* stack, uint64_t, uint64_t) {
   std::string text = "{\"plugin_api\": 1, \"backends\": [";
-  for (int i = 0; i < kBackendCount; ++i) text += (i > 0 ? ", " : "") + quoted(kBackendNames[i]);
-  text += "], \"sass\": " + quoted(DANDAN_SASS_ARCHS) + ", \"ptx\": " + quoted(DANDAN_PTX_ARCHS) + "}";
+  for (int i = 0; i < kBackendCount; ++i) text += (i > 0 ? ", " : "") + host::quoted(kBackendNames[i]);
+  text += "], \"sass\": " + host::quoted(DANDAN_SASS_ARCHS) + ", \"ptx\": " + host::quoted(DANDAN_PTX_ARCHS) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());
 }
 
 void boxed_set_profile(StableIValue* stack, uint64_t, uint64_t) { set_profile(host::tensor_text(host::Arguments(stack).tensor())); }
-
-void boxed_set_dependent_launch(StableIValue* stack, uint64_t, uint64_t) {
-  const bool before = dependent_launch().exchange(host::Arguments(stack).integer() != 0);
-  host::Values(stack).integer(before ? 1 : 0);
-}
 
 template <Op kOp, Form kForm>
 void boxed(StableIValue* stack, uint64_t, uint64_t) {
@@ -550,5 +510,5 @@ STABLE_TORCH_LIBRARY_IMPL(dandan_norm, CompositeExplicitAutograd, library) {
   dandan_norm::implement_all(library, dandan_norm::Form::kInfo);
   library.impl("describe", &dandan_norm::describe);
   library.impl("set_profile", &dandan_norm::boxed_set_profile);
-  library.impl("set_dependent_launch", &dandan_norm::boxed_set_dependent_launch);
+  library.impl("set_dependent_launch", &dandan::host::boxed_set_dependent_launch);
 }

@@ -99,6 +99,30 @@ __device__ __forceinline__ void lane_sums(V (&partial)[kVectors], V (&lanes)[kLa
   }
 }
 
+// Narrow rows of layer_norm are folded onto the 32 lanes of one warp, however many warps hold them: vector i is slot i / 32 of lane i % 32. The slots of
+// a lane are added pairwise, first those of a thread (slot_sum), then here those of the warps; at last every warp adds the lanes. Any power of two of
+// warps, each thread with a power of two of slots, gives the same bits.
+//
+// Adds kValues numbers over the threads of such a row, which all get the results. Value n of this thread goes to scratch[n][first + thread]. The barrier
+// is before the reads alone: nobody may write the same scratch again before another barrier.
+template <int kMaxWarps, typename V, int kValues, int kThreads>
+__device__ __forceinline__ void fold_warps(V (&v)[kValues], V (&scratch)[kValues][kThreads], int first, int thread, int warps) {
+  if (kMaxWarps > 1 && warps > 1) {
+#pragma unroll
+    for (int n = 0; n < kValues; ++n) scratch[n][first + thread] = v[n];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kValues; ++n) {
+      V part[kMaxWarps];
+#pragma unroll
+      for (int w = 0; w < kMaxWarps; ++w) part[w] = w < warps ? scratch[n][first + 32 * w + (thread & 31)] : V{};
+      v[n] = slot_sum(part);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kValues; ++n) v[n] = tile::Sum::warp(v[n]);
+}
+
 // What the sums of vectors, lanes, warps and blocks are added in. Rows of fp32 lose the roundings of large partial sums in fp64: a dozen additions a
 // thread.
 template <typename T>
@@ -122,14 +146,24 @@ __device__ __forceinline__ Accumulator<T> exponential_sum(const float (&f)[kPerV
   }
 }
 
-// 1 / sqrt(v). The approximate instruction is off by up to one unit in the last place of fp32: nothing for a 16-bit result.
+// 1 / sqrt(v). The approximate instruction is off by up to one unit in the last place of fp32: nothing for a 16-bit result. fp32: rounded root and
+// rounded reciprocal, corrected by one step of Newton whose residual is exact to the last bit.
 template <typename T>
 __device__ __forceinline__ float inverse_sqrt(float v) {
   if constexpr (sizeof(T) == 4) {
-    return __frcp_rn(__fsqrt_rn(v));
+    const float r = __frcp_rn(__fsqrt_rn(v));
+    const float product = __fmul_rn(r, v), lost = __fmaf_rn(r, v, -product);
+    const float residual = __fmaf_rn(-lost, r, __fmaf_rn(-product, r, 1.f));
+    return __fmaf_rn(__fmul_rn(0.5f, r), residual, r);
   } else {
     return rsqrtf(v);
   }
+}
+
+// Mean of a row. The zero makes it +0 for a row of negative zeros, whose sum has the sign of whatever zeros were added beside them.
+template <typename V>
+__device__ __forceinline__ float mean_of(V sum, float inverse_cols) {
+  return __fmaf_rn(static_cast<float>(sum), inverse_cols, 0.f);
 }
 
 // Centre and variance of a row from the sums of the centred row: {sum of squares}, in fp32 also {., sum}.
@@ -140,7 +174,7 @@ struct Centre {
   __device__ __forceinline__ Centre(float rounded_mean, const Accumulator<T> (&moments)[kValues], float inverse_cols) : mean(rounded_mean) {
     variance = __fmul_rn(static_cast<float>(moments[0]), inverse_cols);
     if constexpr (sizeof(T) == 4) {
-      rest = __fmul_rn(static_cast<float>(moments[1]), inverse_cols);
+      rest = mean_of(moments[1], inverse_cols);
       variance = fmaxf(__fmaf_rn(-rest, rest, variance), 0.f);
     }
   }

@@ -41,8 +41,8 @@ struct Params {
 };
 
 // How a row is cut. `threads` threads of each of `cluster` blocks share a row, lane t of them all holds the 16-byte vectors t, t + lanes, ...; this
-// decides the order of additions and is a function of width and dtype alone (with four vectors a thread is two lanes). `rows` rows share a block,
-// which changes nothing but speed.
+// decides the order of additions and is a function of width and dtype alone (with four vectors a thread is two lanes; a folded row has 32 lanes whatever
+// the threads). `rows` rows share a block, which changes nothing but speed.
 // sm80_stream runs one block a row and adds as if it were `cluster` blocks.
 struct Tile {
   int vectors = 0;  // vectors a thread keeps in registers; 0: any number, read again for each pass
@@ -50,11 +50,11 @@ struct Tile {
   int rows = 1;
   int cluster = 1;
   int keep = 0;  // where weight and bias wait: Keep of rows.cuh; speed alone
+  bool folded = false;  // the row is folded onto one warp: fold_warps of common.cuh
 };
 
 struct Launch {
   cudaStream_t stream = nullptr;
-  int sm_count = 0;
   bool dependent = false;   // programmatic dependent launch
   bool vectorized = false;  // every row of every operand starts at a multiple of 16 bytes and is made of whole vectors
   Tile tile;

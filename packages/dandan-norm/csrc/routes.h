@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 #include "norm.h"
@@ -73,7 +72,7 @@ inline int rows_per_block(int threads, int64_t rows) {
 }
 
 // Lanes of a row of up to 1536 vectors, two vectors each: a function of the width, and so is the order of additions. Above 256 vectors, and between 65 and
-// 128, they are a multiple of 64, so that half as many threads can stand for two lanes each.
+// 128, they are a multiple of 64, so that half as many threads can stand for two lanes each. Not where layer_norm folds its rows.
 inline int pair_lanes(int64_t vectors) {
   const int64_t lanes = (vectors + 1) / 2;
   return vectors > 256 ? round_up(lanes, 64) : threads_for(lanes);
@@ -82,9 +81,51 @@ inline int pair_lanes(int64_t vectors) {
 inline constexpr int64_t kPairMaxVectors = 1536;
 inline constexpr int64_t kFewRows = 512;
 
+// Where layer_norm folds a row onto 32 lanes: a function of width and dtype.
+inline bool folds(const Problem& p) {
+  return p.op == Op::kLayerNorm && vectors_of(p) > 32 && vectors_of(p) <= (p.dtype == DType::kFloat ? 1024 : 512);
+}
+
+// Vectors of each lane of a folded row, as a power of two.
+inline int folded_slots(int64_t vectors) {
+  int slots = 2;
+  while (slots * 32 < vectors) slots *= 2;
+  return slots;
+}
+
+// fp16 on an H200 (2026-12): few rows end sooner with one or two vectors a thread, many with four, but for rows of 2048. The sums of fp32 cross the warps in
+// fp64, so wide rows of fp32 have four, and fewer warps, whatever their number.
+inline Tile folded_tile(const Problem& p) {
+  const int slots = folded_slots(vectors_of(p));
+  const bool exact = p.dtype == DType::kFloat, few = p.rows <= kFewRows;
+  Tile tile;
+  tile.folded = true;
+  const auto cut = [&](int vectors) {
+    tile.vectors = vectors;
+    tile.threads = 32 * slots / vectors;
+    tile.rows = tile.threads == 32 ? 4 : 1;
+  };
+  const auto wave = [&](int registers) { return int64_t{p.sm_count} * (65536 / (registers * tile.threads * tile.rows)) * tile.rows; };
+  if (slots == 2) {
+    cut(2);
+  } else if (slots == 4) {
+    cut(few && !exact ? 1 : 2);
+    if (p.rows > wave(64)) cut(4);
+  } else if (slots == 8) {
+    cut(exact ? 4 : 2);
+  } else {
+    cut(few && !exact ? 2 : 4);
+  }
+  // With no registers for weight and bias, these rows are one wave of blocks and not two; where a quarter of the slots is empty, more blocks pay as well.
+  if (slots == 16 && !exact && !few && vectors_of(p) <= 384) tile.keep = 2;
+  if (tile.vectors == 4 && (slots == 4 || !exact) && p.rows > wave(exact || slots == 4 ? 80 : 88) && p.rows <= wave(56)) tile.keep = 2;
+  return tile;
+}
+
 // Measured on an H200 (2026-12): few rows of a norm end sooner with more threads, many run better with two lanes a thread. Softmax keeps four vectors
 // for each lane whatever the number of rows.
 inline Tile row_tile(const Problem& p) {
+  if (folds(p)) return folded_tile(p);
   const int64_t vectors = vectors_of(p);
   const bool few = p.rows <= kFewRows;
   Tile tile;
@@ -97,13 +138,11 @@ inline Tile row_tile(const Problem& p) {
     tile.keep = 2;
   } else {
     const int lanes = pair_lanes(vectors);
-    const bool two = p.op == Op::kSoftmax   ? lanes == 64 || vectors > 256
-                     : p.op == Op::kLayerNorm ? (!few && lanes == 64) || vectors > (few ? 768 : 256)
-                                              : vectors > (few ? 768 : 256);
+    const bool two = p.op == Op::kSoftmax ? lanes == 64 || vectors > 256 : vectors > (few ? 768 : 256);
     tile.vectors = two ? 4 : 2;
     tile.threads = two ? lanes / 2 : lanes;
     tile.keep = few ? 1 : 0;
-    if (two && !few && p.op == Op::kLayerNorm) tile.keep = tile.threads > 32 && tile.threads < 256 ? 1 : 2;
+    if (two && !few && p.op == Op::kLayerNorm) tile.keep = tile.threads < 256 ? 1 : 2;
     // With 48 registers a thread instead of 64, these rows are one wave of blocks and not two.
     const auto wave = [&](int registers) { return int64_t{p.sm_count} * (65536 / (registers * tile.threads)); };
     if (two && !few && p.op == Op::kResidualRmsNorm && p.rows > wave(64) && p.rows <= wave(48)) tile.keep = 2;
@@ -130,11 +169,15 @@ inline Tile cluster_tile(const Problem& p) {
   return tile;
 }
 
-// The lanes of the kernel that the same width takes when it is aligned, one a thread, so that both add in the same order.
+// The lanes of the kernel that the same width takes when it is aligned, one a thread, so that both add in the same order. A folded row has any number of
+// warps up to kStreamFoldWarps of sm80_stream.cuh.
 inline Tile stream_tile(const Problem& p) {
   const int64_t vectors = vectors_of(p);
   Tile tile = p.op == Op::kArgmax || vectors <= kRowMaxVectors ? row_tile(p) : cluster_tile(p);
-  if (p.op != Op::kArgmax && p.op != Op::kSoftmax && vectors <= kPairMaxVectors) {
+  if (folds(p)) {
+    tile.threads = std::min(16 * folded_slots(vectors), 256);
+    tile.rows = rows_per_block(tile.threads, p.rows);
+  } else if (p.op != Op::kArgmax && p.op != Op::kSoftmax && vectors <= kPairMaxVectors) {
     tile.threads = pair_lanes(vectors);
     tile.rows = rows_per_block(tile.threads, p.rows);
   }
@@ -177,7 +220,7 @@ inline const char* obstacle(Backend kernel, const Problem& p) {
 // The best own kernel, or kTorch when none can run.
 inline Backend best_kernel(const Problem& p) {
   if (p.op == Op::kSiluAndMul) return obstacle(Backend::kElementwise, p) == nullptr ? Backend::kElementwise : Backend::kTorch;
-  const bool wide = vectors_of(p) > kRowMaxVectors && (p.op != Op::kArgmax || p.rows * 2 <= 2 * p.sm_count);
+  const bool wide = vectors_of(p) > kRowMaxVectors && (p.op != Op::kArgmax || p.rows <= p.sm_count);
   if (wide && obstacle(Backend::kCluster, p) == nullptr) return Backend::kCluster;
   if (obstacle(Backend::kRow, p) == nullptr) return Backend::kRow;
   return obstacle(Backend::kStream, p) == nullptr ? Backend::kStream : Backend::kTorch;

@@ -61,7 +61,7 @@ template <bool kCluster>
 void launch_row_layer_norm(DType dtype, const Params& params, const Launch& launch) {
   dispatch(dtype, [&](auto element) {
     dispatch_tile<kCluster, 2>(launch.tile, [&](auto vectors, auto keep) {
-      launch_row<kCluster>(row_layer_norm_kernel<decltype(element), vectors(), keep(), kCluster>, dtype, params, launch, 2);
+      launch_row<kCluster>(row_layer_norm_kernel<decltype(element), vectors(), keep(), RowThread<kCluster>>, dtype, params, launch, 2);
     });
   });
 }

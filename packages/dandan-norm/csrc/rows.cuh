@@ -10,7 +10,7 @@
 // Requires   sm_80 (clusters: sm_90); aligned rows of at most kVectors*lanes vectors; weight and bias of x's dtype; fewer than 2^31 rows.
 // Selected   routes.h, by width; rows that are not aligned go to sm80_stream, which adds in the same order.
 // Additions  elements of a vector in two chains, vectors of a lane pairwise, lanes of a warp by butterfly, warps in turn, blocks in turn. A lane is a
-//            thread; in the norms, half of one that keeps four vectors.
+//            thread; in the norms, half of one that keeps four vectors. Narrow rows of layer_norm: fold_warps of common.cuh.
 #pragma once
 
 #include <dandan/ptx/cp_async.cuh>
@@ -31,9 +31,23 @@ struct RowParams {
   int64_t* index;             // argmax: row r at index[r]
 };
 
+template <bool kCluster, typename V, int kValues>
+struct RowScratch {
+  tile::ReduceScratch<V, kValues> block;
+  tile::ClusterScratch<V, kValues> cluster;
+};
+template <typename V, int kValues>
+struct RowScratch<false, V, kValues> {
+  tile::ReduceScratch<V, kValues> block;
+};
+
 // The row of this thread and its place in it.
 template <bool kCluster>
 struct RowThread {
+  static constexpr int kWarps = 0;  // known at launch
+  static constexpr bool kFolded = false, kLoadsInL1 = true;
+  template <typename V, int kValues>
+  using Scratch = RowScratch<kCluster, V, kValues>;
   int quotient, rest, row, lane, lanes;
   bool live;
   __device__ __forceinline__ explicit RowThread(const AlignedSpace& space) {
@@ -58,11 +72,36 @@ struct RowThread {
   __device__ __forceinline__ bool holds(int k, const AlignedSpace& space) const { return live && lane + k * lanes < space.vectors; }
 };
 
+template <typename V, int kValues, int kThreads>
+struct FoldedScratch {
+  V values[kValues][kThreads];
+};
+
+// The same for a row that is folded onto one warp: kWarps warps hold it, and have the block for themselves where they are more than one.
+template <int kRowWarps>
+struct FoldedThread {
+  static constexpr int kWarps = kRowWarps;
+  static constexpr bool kFolded = true, kLoadsInL1 = false;  // the choice costs registers that four vectors a thread have not got
+  template <typename V, int kValues>
+  using Scratch = FoldedScratch<V, kValues, 32 * kWarps>;
+  static constexpr int lanes = 32 * kWarps;
+  int quotient, rest, row, lane;
+  bool live;
+  __device__ __forceinline__ explicit FoldedThread(const AlignedSpace& space) {
+    row = static_cast<int>(kWarps == 1 ? blockIdx.x * blockDim.y + threadIdx.y : blockIdx.x);
+    lane = static_cast<int>(threadIdx.x);
+    live = row < space.rows;
+    split_row(space, row, quotient, rest);
+  }
+  static __device__ __forceinline__ void started() {}
+  __device__ __forceinline__ bool holds(int k, const AlignedSpace& space) const { return live && lane + k * lanes < space.vectors; }
+};
+
 // On an H200 (2026-12) loads that take a place in L1 were 5% faster once the call's tensors were larger than L2, 3% slower below.
 template <int kVectors, typename At>
 __device__ __forceinline__ void load_row(uint4 (&v)[kVectors], const AlignedRows& t, const At& at, const RowParams& p, uint4 filler) {
   const uint4* from = row_of(t, at.quotient, at.rest) + at.lane;
-  if (p.in_l1) {
+  if (At::kLoadsInL1 && p.in_l1) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) v[k] = ptx::ld_global_v4_if(at.holds(k, p.space), from + k * at.lanes, filler);
   } else {
@@ -73,7 +112,7 @@ __device__ __forceinline__ void load_row(uint4 (&v)[kVectors], const AlignedRows
 
 // Where a weight or bias row waits until the row's statistics are known. Measured on an H200 (2026-12); changes no bit.
 enum class Keep : int {
-  kRegisters = 0,  // many rows
+  kRegisters = 0,  // many rows, and folded ones
   kShared = 1,     // few rows: copied beside the loads of x, so that the copy costs neither registers nor a second trip to memory
   kNowhere = 2     // read when needed: where registers are short
 };
@@ -116,20 +155,25 @@ struct AffineRow {
   }
 };
 
-template <bool kCluster, typename V, int kValues>
-struct Scratch {
-  tile::ReduceScratch<V, kValues> block;
-  tile::ClusterScratch<V, kValues> cluster;
-};
-template <typename V, int kValues>
-struct Scratch<false, V, kValues> {
-  tile::ReduceScratch<V, kValues> block;
-};
-
 template <typename Op, bool kCluster, typename V, int kValues, int kLanes>
-__device__ __forceinline__ void reduce(const V (&in)[kValues][kLanes], V (&out)[kValues], Scratch<kCluster, V, kValues>& scratch) {
+__device__ __forceinline__ void reduce(const V (&in)[kValues][kLanes], V (&out)[kValues], RowScratch<kCluster, V, kValues>& scratch) {
   tile::row_reduce<Op>(in, out, scratch.block, 0);
   if constexpr (kCluster) tile::cluster_reduce<Op>(out, scratch.cluster);
+}
+
+// Sums over a row from those of each vector of this thread. A scratch serves once in a kernel.
+template <bool kCluster, typename V, int kValues, int kVectors>
+__device__ __forceinline__ void sum_row(V (&partial)[kValues][kVectors], V (&sum)[kValues], RowScratch<kCluster, V, kValues>& scratch) {
+  V lanes[kValues][kLanesOf<kVectors>];
+#pragma unroll
+  for (int n = 0; n < kValues; ++n) lane_sums(partial[n], lanes[n]);
+  reduce<tile::Sum>(lanes, sum, scratch);
+}
+template <typename V, int kValues, int kVectors, int kThreads>
+__device__ __forceinline__ void sum_row(V (&partial)[kValues][kVectors], V (&sum)[kValues], FoldedScratch<V, kValues, kThreads>& scratch) {
+#pragma unroll
+  for (int n = 0; n < kValues; ++n) sum[n] = slot_sum(partial[n]);
+  fold_warps<kThreads / 32>(sum, scratch.values, 0, static_cast<int>(threadIdx.x), kThreads / 32);
 }
 
 // Registers a thread may use. Few rows (their weights in shared memory): enough to keep all loads together. Many rows: few enough that many blocks
@@ -145,7 +189,7 @@ template <typename T, int kVectors, bool kResidual, Keep kKeep, bool kCluster>
 __global__ void __maxnreg__((kRegisters<kVectors, kKeep, kResidual>)) row_rms_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   extern __shared__ uint4 staged[];
-  __shared__ Scratch<kCluster, Accumulator<T>, 1> scratch;
+  __shared__ RowScratch<kCluster, Accumulator<T>, 1> scratch;
   const RowThread<kCluster> at(p.space);
   const uint4 zero = make_uint4(0, 0, 0, 0);
   uint4 x[kVectors], r[kVectors];
@@ -191,14 +235,37 @@ __global__ void __maxnreg__((kRegisters<kVectors, kKeep, kResidual>)) row_rms_ke
   }
 }
 
-template <typename T, int kVectors, Keep kKeep, bool kCluster>
-__global__ void __maxnreg__((kRegisters<kVectors, kKeep>)) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
+// Registers of layer_norm: enough that nothing is spilled. Folded rows keep weight and bias beside x, so that all their loads are under way at once.
+template <typename T, int kVectors, Keep kKeep, typename Row>
+inline constexpr int layer_norm_registers() {
+  constexpr bool kExact = sizeof(T) == 4;
+  if (Row::kFolded) {
+    if (kVectors < 4) return 64;
+    if (kKeep == Keep::kNowhere) return 56;
+    return kExact || Row::kWarps == 1 ? 80 : 88;
+  }
+  if (kKeep != Keep::kShared && (kVectors == 2 || (kVectors == 4 && kExact))) return 56;
+  return kRegisters<kVectors, kKeep>;
+}
+
+// x stays packed across a reduction and is unpacked again after it, where registers are short.
+template <typename T, int kVectors>
+__device__ __forceinline__ void repack(uint4 (&x)[kVectors]) {
+  if constexpr (sizeof(T) == 2 && kVectors >= 4) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) tile::keep_packed(x[k]);
+  }
+}
+
+// Row: RowThread or FoldedThread.
+template <typename T, int kVectors, Keep kKeep, typename Row>
+__global__ void __maxnreg__((layer_norm_registers<T, kVectors, kKeep, Row>())) row_layer_norm_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
   extern __shared__ uint4 staged[];
   constexpr bool kExact = sizeof(T) == 4;
-  __shared__ Scratch<kCluster, Accumulator<T>, 1> mean_scratch;
-  __shared__ Scratch<kCluster, Accumulator<T>, kExact ? 2 : 1> moment_scratch;
-  const RowThread<kCluster> at(p.space);
+  __shared__ typename Row::template Scratch<Accumulator<T>, 1> mean_scratch;
+  __shared__ typename Row::template Scratch<Accumulator<T>, kExact ? 2 : 1> moment_scratch;
+  const Row at(p.space);
   uint4 x[kVectors];
 
   ptx::griddepcontrol_wait();
@@ -208,33 +275,30 @@ __global__ void __maxnreg__((kRegisters<kVectors, kKeep>)) row_layer_norm_kernel
   ptx::griddepcontrol_launch_dependents();
   at.started();
 
-  Accumulator<T> partial[kVectors];
+  Accumulator<T> partial[1][kVectors], sum[1];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
     tile::unpack<T>(x[k], f);
-    partial[k] = vector_sum(f);
+    partial[0][k] = vector_sum(f);
   }
-  Accumulator<T> lanes[1][kLanesOf<kVectors>], sum[1];
-  lane_sums(partial, lanes[0]);
-  reduce<tile::Sum>(lanes, sum, mean_scratch);
-  const float mean = __fmul_rn(static_cast<float>(sum[0]), p.inverse_cols);
+  sum_row(partial, sum, mean_scratch);
+  repack<T>(x);
+  const float mean = mean_of(sum[0], p.inverse_cols);
 
   // fp32: the mean is rounded; what is left of it in the centred row is taken off as well. 16-bit inputs cannot tell the difference.
-  Accumulator<T> first[kVectors], second[kVectors];
+  Accumulator<T> centred[kExact ? 2 : 1][kVectors], moments[kExact ? 2 : 1];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[kV];
     tile::unpack<T>(x[k], f);
 #pragma unroll
     for (int e = 0; e < kV; ++e) f[e] = at.holds(k, p.space) ? __fsub_rn(f[e], mean) : 0.f;
-    if constexpr (kExact) first[k] = vector_sum(f);
-    second[k] = vector_sum_squares(f);
+    centred[0][k] = vector_sum_squares(f);
+    if constexpr (kExact) centred[1][k] = vector_sum(f);
   }
-  Accumulator<T> moment_lanes[kExact ? 2 : 1][kLanesOf<kVectors>], moments[kExact ? 2 : 1];
-  lane_sums(second, moment_lanes[0]);
-  if constexpr (kExact) lane_sums(first, moment_lanes[1]);
-  reduce<tile::Sum>(moment_lanes, moments, moment_scratch);
+  sum_row(centred, moments, moment_scratch);
+  repack<T>(x);
   const Centre<T> centre(mean, moments, p.inverse_cols);
   const float scale = inverse_sqrt<T>(__fadd_rn(centre.variance, p.eps));
 
@@ -255,8 +319,8 @@ __global__ void __maxnreg__((kRegisters<kVectors, kKeep>)) row_layer_norm_kernel
 template <typename T, int kVectors, bool kCluster>
 __global__ void __maxnreg__((kRegisters<kVectors, kVectors == 2 ? Keep::kShared : Keep::kRegisters>)) row_softmax_kernel(const __grid_constant__ RowParams p) {
   constexpr int kV = kPerVector<T>;
-  __shared__ Scratch<kCluster, float, 1> max_scratch;
-  __shared__ Scratch<kCluster, Accumulator<T>, 1> sum_scratch;
+  __shared__ RowScratch<kCluster, float, 1> max_scratch;
+  __shared__ RowScratch<kCluster, Accumulator<T>, 1> sum_scratch;
   const RowThread<kCluster> at(p.space);
   uint4 x[kVectors];
 

@@ -1,8 +1,8 @@
 // Computes   silu_and_mul: y = round(round(gate / (1 + exp(-gate))) * up).
-// Tile       blockDim = (threads along a row, rows a block), grid = (groups of rows, chunks of a row); a thread has kUnits units of its row,
-//            a unit being a 16-byte vector, or one element where rows are not made of whole aligned vectors.
-// Pipeline   all loads of a thread, then arithmetic, then its stores; the overlap is between the blocks of an SM.
-// Layout     unit k of thread t of chunk c is unit (c*kUnits + k)*threads + t of the row.
+// Tile       blockDim = (threads along a row, rows a block), grid = (groups of rows, chunks of a row); a thread has one 16-byte vector of its row.
+//            Rows that are not made of whole aligned vectors: one element a thread and step.
+// Pipeline   both loads of a thread, then arithmetic, then its store; the overlap is between the blocks of an SM.
+// Layout     thread t of chunk c has vector c*threads + t of the row.
 // Bound      bytes: 3*rows*cols elements; about 12 instructions an element.
 // Requires   sm_80. The output may be the gate or the up operand itself.
 // Selected   routes.h, silu_and_mul.
@@ -30,37 +30,25 @@ __device__ __forceinline__ float silu_mul(float gate, float up) {
   return __fmul_rn(tile::to_float(tile::from_float<T>(activated)), up);
 }
 
-template <typename T, int kUnits>
+template <typename T>
 __global__ void __launch_bounds__(kElementwiseThreads) sm80_elementwise_kernel(const __grid_constant__ GluParams p) {
   constexpr int kV = kPerVector<T>;
   const int row = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
-  const int first = static_cast<int>(blockIdx.y * blockDim.x * kUnits + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   int quotient, rest;
   split_row(p.space, row, quotient, rest);
-  const uint4* from_gate = row_of(p.gate, quotient, rest);
-  const uint4* from_up = row_of(p.up, quotient, rest);
-  uint4* to = row_of(p.out, quotient, rest);
 
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  if (row >= p.space.rows) return;
-  uint4 gate[kUnits], up[kUnits];
+  if (row >= p.space.rows || i >= p.space.vectors) return;
+  const uint4 gate = ptx::ld_global_v4(row_of(p.gate, quotient, rest) + i);
+  const uint4 up = ptx::ld_global_v4(row_of(p.up, quotient, rest) + i);
+  float g[kV], f[kV];
+  tile::unpack<T>(gate, g);
+  tile::unpack<T>(up, f);
 #pragma unroll
-  for (int k = 0; k < kUnits; ++k) {
-    const int i = first + k * static_cast<int>(blockDim.x);
-    if (i < p.space.vectors) gate[k] = ptx::ld_global_v4(from_gate + i), up[k] = ptx::ld_global_v4(from_up + i);
-  }
-#pragma unroll
-  for (int k = 0; k < kUnits; ++k) {
-    const int i = first + k * static_cast<int>(blockDim.x);
-    if (i >= p.space.vectors) break;
-    float g[kV], f[kV];
-    tile::unpack<T>(gate[k], g);
-    tile::unpack<T>(up[k], f);
-#pragma unroll
-    for (int e = 0; e < kV; ++e) g[e] = silu_mul<T>(g[e], f[e]);
-    ptx::st_global_v4(to + i, tile::pack<T>(g));
-  }
+  for (int e = 0; e < kV; ++e) g[e] = silu_mul<T>(g[e], f[e]);
+  ptx::st_global_v4(row_of(p.out, quotient, rest) + i, tile::pack<T>(g));
 }
 
 // Any strides: one element a thread and step.

@@ -27,7 +27,11 @@ void launch_sm80_stream_rms(DType dtype, const Params& params, const Launch& lau
 void launch_sm80_stream_layer_norm(DType dtype, const Params& params, const Launch& launch) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    launch_stream(sm80_stream_layer_norm_kernel<T, true>, sm80_stream_layer_norm_kernel<T, false>, params, launch);
+    if (launch.tile.folded) {
+      launch_stream(sm80_stream_layer_norm_kernel<T, true, true>, sm80_stream_layer_norm_kernel<T, false, true>, params, launch);
+    } else {
+      launch_stream(sm80_stream_layer_norm_kernel<T, true, false>, sm80_stream_layer_norm_kernel<T, false, false>, params, launch);
+    }
   });
 }
 

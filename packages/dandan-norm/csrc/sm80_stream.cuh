@@ -18,6 +18,7 @@ namespace dandan_norm {
 
 inline constexpr int kStreamSlots = 8;  // partial sums of a thread, and vectors it loads at a time
 inline constexpr int kStreamBatch = 4;  // the same in the last pass, which has no sums
+inline constexpr int kStreamFoldWarps = 8;  // of a block, at most, where rows are folded
 
 // One tensor's row, a vector at a time: 16 aligned bytes, or elements gathered into the same 16 bytes.
 template <typename T, bool kVectorized>
@@ -93,10 +94,31 @@ __device__ __forceinline__ void for_vectors(const StreamRow<T, kVectorized>& row
   }
 }
 
+// Folded rows: the halves are used in turn, as in tile::ReduceScratch.
+template <typename V, int kValues>
+struct StreamFoldScratch {
+  V values[2][kValues][32 * kStreamFoldWarps];
+};
+
+template <typename V, int kSums>
+__device__ __forceinline__ void add_lanes(const V (&lane)[kSums], V (&sums)[kSums], tile::ReduceScratch<V, kSums>& scratch, int half) {
+  V in[kSums][1];
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) in[n][0] = lane[n];
+  tile::row_reduce<tile::Sum>(in, sums, scratch, half);
+}
+template <typename V, int kSums>
+__device__ __forceinline__ void add_lanes(const V (&lane)[kSums], V (&sums)[kSums], StreamFoldScratch<V, kSums>& scratch, int half) {
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) sums[n] = lane[n];
+  fold_warps<kStreamFoldWarps>(sums, scratch.values[half], static_cast<int>(threadIdx.y * blockDim.x), static_cast<int>(threadIdx.x),
+                               static_cast<int>(blockDim.x >> 5));
+}
+
 // Sums over a row: body(i, v, sums) gives the kSums sums of vector i. `turn` counts the reductions of the kernel.
-template <typename T, int kSums, bool kVectorized, typename Body>
-__device__ __forceinline__ void row_sums(Accumulator<T> (&total)[kSums], const StreamRow<T, kVectorized>& row, bool live, int blocks,
-                                         tile::ReduceScratch<Accumulator<T>, kSums>& scratch, int& turn, Body&& body) {
+template <typename T, int kSums, bool kVectorized, typename Scratch, typename Body>
+__device__ __forceinline__ void row_sums(Accumulator<T> (&total)[kSums], const StreamRow<T, kVectorized>& row, bool live, int blocks, Scratch& scratch,
+                                         int& turn, Body&& body) {
   const int threads = static_cast<int>(blockDim.x);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -110,10 +132,10 @@ __device__ __forceinline__ void row_sums(Accumulator<T> (&total)[kSums], const S
                                      for (int n = 0; n < kSums; ++n) partial[n][slot] = tile::Sum::apply(partial[n][slot], sums[n]);
                                    });
     }
-    Accumulator<T> lane[kSums][1], sums[kSums];
+    Accumulator<T> lane[kSums], sums[kSums];
 #pragma unroll
-    for (int n = 0; n < kSums; ++n) lane[n][0] = slot_sum(partial[n]);
-    tile::row_reduce<tile::Sum>(lane, sums, scratch, turn++ & 1);
+    for (int n = 0; n < kSums; ++n) lane[n] = slot_sum(partial[n]);
+    add_lanes(lane, sums, scratch, turn++ & 1);
 #pragma unroll
     for (int n = 0; n < kSums; ++n) total[n] = block == 0 ? sums[n] : tile::Sum::apply(total[n], sums[n]);
   }
@@ -178,12 +200,15 @@ __global__ void __maxnreg__(64) sm80_stream_rms_kernel(const __grid_constant__ S
   });
 }
 
-template <typename T, bool kVectorized>
+template <bool kFolded, typename V, int kSums>
+using StreamScratch = std::conditional_t<kFolded, StreamFoldScratch<V, kSums>, tile::ReduceScratch<V, kSums>>;
+
+template <typename T, bool kVectorized, bool kFolded>
 __global__ void __maxnreg__(64) sm80_stream_layer_norm_kernel(const __grid_constant__ StreamParams s) {
   constexpr int kV = kPerVector<T>;
   constexpr bool kExact = sizeof(T) == 4;
-  __shared__ tile::ReduceScratch<Accumulator<T>, 1> mean_scratch;
-  __shared__ tile::ReduceScratch<Accumulator<T>, kExact ? 2 : 1> moment_scratch;
+  __shared__ StreamScratch<kFolded, Accumulator<T>, 1> mean_scratch;
+  __shared__ StreamScratch<kFolded, Accumulator<T>, kExact ? 2 : 1> moment_scratch;
   const Params& p = s.p;
   const int cols = static_cast<int>(p.cols);
   const float inverse_cols = 1.f / static_cast<float>(cols);
@@ -200,7 +225,7 @@ __global__ void __maxnreg__(64) sm80_stream_layer_norm_kernel(const __grid_const
       tile::unpack<T>(v, f);
       sums[0] = vector_sum(f);
     });
-    const float mean = __fmul_rn(static_cast<float>(sum[0]), inverse_cols);
+    const float mean = mean_of(sum[0], inverse_cols);
 
     Accumulator<T> moments[kExact ? 2 : 1];
     row_sums<T>(moments, x, live, s.blocks, moment_scratch, moment_turn, [&](int i, const uint4& v, Accumulator<T>(&sums)[kExact ? 2 : 1]) {

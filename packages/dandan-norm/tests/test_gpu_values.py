@@ -164,6 +164,57 @@ def test_every_kernel_by_name_gives_the_same_bits(op: str, dtype: torch.dtype) -
     assert hit == ({"sm80_elementwise"} if op == "silu_and_mul" else {"sm80_row", "sm80_stream", "sm90_cluster"})
 
 
+@pytest.mark.parametrize(
+    ("cols", "dtype"),
+    [
+        (cols, dtype)
+        for cols in (128, 256, 260, 512, 768, 1000, 1024, 1032, 1280, 2048, 2056, 3072, 4096, 4104)
+        for dtype in DTYPES
+        if cols * dtype.itemsize % 16 == 0  # 260: whole vectors of float32 alone
+    ],
+    ids=str,
+)
+def test_layer_norm_of_few_and_of_many_rows_gives_the_same_bits(cols: int, dtype: torch.dtype) -> None:
+    """The forms of sm80_row that the number of rows decides, sm80_stream, and misaligned rows, against one another."""
+    inputs = make_inputs("layer_norm", (5000, cols), dtype, seed=cols)
+    x, weight, bias, eps = inputs
+    assert isinstance(x, torch.Tensor)
+    x[1] += 300.0  # far from zero
+    x[2] = -0.0
+    many = check("layer_norm", inputs)[0]
+    forms = set()
+    for rows in (1, 16, 512, 700, 1000, 2100, 3000, 4000, 4500, 5000):
+        part = (x[:rows], weight, bias, eps)
+        route = LIBRARY.info("layer_norm", part, (None,), "cuda")
+        assert route["kernel"] == "sm80_row"
+        forms.add((route["vectors"], route["threads"]))
+        for tensor in (x[:rows], x[-rows:]):
+            got = run_guarded("layer_norm", (tensor, weight, bias, eps), "sm80_row")[0]
+            same = many[:rows] if tensor.data_ptr() == x.data_ptr() else many[-rows:]
+            assert_bit_equal(got, same, f"{cols} columns, {rows} rows")
+    for rows in (3, 2000, 5000):
+        assert_bit_equal(
+            run_guarded("layer_norm", (x[:rows], weight, bias, eps), "sm80_stream")[0], many[:rows], "stream"
+        )
+    odd = run_guarded("layer_norm", (misaligned(x, 1), weight, bias, eps), "cuda")[0]
+    assert_bit_equal(odd, many, "misaligned")
+    if cols == 1024 and dtype != torch.float32:
+        assert forms == {(1, 128), (2, 64), (4, 32)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_of_negative_zeros(dtype: torch.dtype) -> None:
+    """The mean is +0 whichever zeros a kernel adds to the row's own, so no sign in the result depends on the kernel."""
+    for cols in (64, 512, 1000, 1024, 2048, 4096, 8192, 20480):
+        x, bias = (torch.full(shape, -0.0, device="cuda", dtype=dtype) for shape in ((3, cols), (cols,)))
+        weight = torch.ones(cols, device="cuda", dtype=dtype)
+        expected = run_guarded("layer_norm", (x, weight, bias, 1e-5), "cuda")[0]
+        assert torch.equal(expected, torch.zeros_like(x))
+        for seen in (x, misaligned(x, 1)):
+            got = run_guarded("layer_norm", (seen, weight, bias, 1e-5), "sm80_stream")[0]
+            assert_bit_equal(got, expected, f"{cols} columns")
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 127, 128, 1023, 1024, 1025, 5000])
 @pytest.mark.parametrize("op", OPS)
 def test_rows(op: str, rows: int) -> None:

@@ -72,9 +72,25 @@ def per_vector(dtype: torch.dtype) -> int:
     return 16 // dtype.itemsize
 
 
-def lanes(op: str, answer: dict[str, Any]) -> int:
-    """Partial sums of a row. In a norm, a thread that keeps four vectors stands for two lanes of two."""
-    return int(answer["threads"] * answer["cluster"] * (2 if answer["vectors"] == 4 and op != "softmax" else 1))
+def folded(op: str, vectors: int, dtype: torch.dtype) -> bool:
+    """Whether a row is folded onto the 32 lanes of a warp."""
+    return op == "layer_norm" and 32 < vectors <= (1024 if dtype == torch.float32 else 512)
+
+
+def lanes(op: str, cols: int, dtype: torch.dtype, answer: dict[str, Any]) -> int:
+    """Partial sums of a row. In a norm, a thread that keeps four vectors stands for two lanes of two. A folded row has
+    32 lanes whatever the warps, as long as they and their vectors are powers of two that hold the row.
+    """
+    threads = int(answer["threads"])
+    vectors = -(-cols // per_vector(dtype))
+    if folded(op, vectors, dtype) and answer["kernel"] in ("sm80_row", "sm80_stream"):
+        assert threads in (32, 64, 128, 256), answer  # sm80_stream has scratch for eight warps
+        kept = answer["vectors"] or 8  # partial sums of a thread of sm80_stream
+        assert kept in (1, 2, 4, 8), answer
+        assert kept * threads >= vectors, answer
+        assert threads == 32 or answer["rows"] == 1 or answer["vectors"] == 0, answer
+        return 32
+    return int(threads * answer["cluster"] * (2 if answer["vectors"] == 4 and op != "softmax" else 1))
 
 
 # ------------------------------------------------------------------------------------------------------------- widths
@@ -165,8 +181,27 @@ def test_stream_adds_in_the_lanes_of_the_aligned_kernel_at_every_edge(op: str, d
             ask(op, operands(op, rows(3, cols - 1, dtype=dtype)), "cuda") if per_vector(dtype) > 1 else aligned,
         ):
             assert slow["kernel"] == "sm80_stream"
-            assert lanes(op, slow) == lanes(op, aligned), f"{cols} columns: {slow} and {aligned}"
+            assert lanes(op, cols, dtype, slow) == lanes(op, cols, dtype, aligned), f"{cols}: {slow} and {aligned}"
             assert slow["cluster"] == aligned["cluster"]
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_folded_rows_have_tiles_for_few_and_for_many(dtype: torch.dtype) -> None:
+    """Each tile that folded_tile names, with the number of rows that takes it: a change is seen here."""
+    seen = set()
+    for vectors in range(33, (1024 if dtype == torch.float32 else 512) + 1):
+        for count in (1, 512, 513, 661, 1188, 1189, 2112, 2113, 3168, 3169, 4224, 4752, 4753, 70000):
+            inputs = operands("layer_norm", rows(count, vectors * per_vector(dtype), dtype=dtype))
+            answer = ask("layer_norm", inputs, "cuda")
+            warps = answer["threads"] // 32
+            slots = answer["vectors"] * warps
+            assert 32 * slots >= vectors
+            assert slots == 2 or 16 * slots < vectors, "half the threads would do"
+            assert answer["rows"] == (4 if warps == 1 else 1)
+            seen.add((answer["vectors"], warps))
+    few = {(2, 1), (2, 2), (4, 1)}
+    assert seen == few | ({(4, 2), (4, 4), (4, 8)} if dtype == torch.float32 else {(1, 4), (2, 4), (2, 8), (4, 4)})
 
 
 COLS = st.one_of(
@@ -198,7 +233,7 @@ def test_kernel_and_lanes_depend_on_operator_width_and_dtype_alone(
         except BackendUnavailableError as error:
             answers.add(str(error))
         else:
-            answers.add((answer["kernel"], lanes(op, answer), answer["cluster"]))
+            answers.add((answer["kernel"], lanes(op, cols, dtype, answer), answer["cluster"]))
     assert len(answers) == 1, answers
 
 
@@ -218,7 +253,8 @@ def test_lanes_are_those_of_the_next_whole_vector(op: str, dtype: torch.dtype, c
         assert ask(op, calls[-1], "cuda")["kernel"] == "sm80_stream"
     for inputs in calls:
         answer = ask(op, inputs, "cuda")
-        assert (lanes(op, answer), answer["cluster"]) == (lanes(op, best), best["cluster"]), f"{answer} and {best}"
+        seen, wanted = (lanes(op, cols, dtype, each) for each in (answer, best))
+        assert (seen, answer["cluster"]) == (wanted, best["cluster"]), f"{answer} and {best}"
 
 
 # ----------------------------------------------------------------------------------------------------------- alignment
