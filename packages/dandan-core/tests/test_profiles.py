@@ -140,6 +140,30 @@ def test_rows_of_changed_kernels_are_left_out_with_one_warning(tmp_path: Path) -
     assert "rows[0].kernel_fingerprint of sm80_row: wanted aaa111, found old1" in text
 
 
+def test_row_of_torch_ends_with_any_change_of_a_kernel(tmp_path: Path) -> None:
+    """Torch was the fastest beside the kernels of that day."""
+    together = profiles.route_fingerprint(BUILD["fingerprints"], "torch")
+    assert together is not None
+    assert together not in BUILD["fingerprints"].values()
+    put(tmp_path, table(rows=[row(kernel="torch", kernel_fingerprint=together)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [r.kernel for r in rows_of(tmp_path)] == ["torch"]
+    for name in BUILD["fingerprints"]:
+        changed = {"fingerprints": {**BUILD["fingerprints"], name: "new"}}
+        with pytest.warns(profiles.ProfileWarning, match=r"kernel_fingerprint of torch: wanted \w{16}, found"):
+            assert rows_of(tmp_path, build=changed) == []
+    with pytest.warns(profiles.ProfileWarning, match=r"rows\[0\]\.kernel: wanted one of \[\], found torch"):
+        assert rows_of(tmp_path, build={}) == []
+
+
+def test_row_may_name_a_configuration_of_its_kernel(tmp_path: Path) -> None:
+    put(tmp_path, table(rows=[row(kernel="sm80_row.r8.4"), row(op="softmax", kernel="sm70_gone.r8.4")]))
+    with pytest.warns(profiles.ProfileWarning, match=r"1 of 2 rows .*rows\[1\]\.kernel: .*found sm70_gone\.r8\.4"):
+        rows = rows_of(tmp_path)
+    assert profiles.encode(rows) == b"rms_norm;float16;cols=4096,rows=16;sm80_row.r8.4\n"
+
+
 def test_build_without_kernels_uses_no_row(tmp_path: Path) -> None:
     put(tmp_path, table())
     with pytest.warns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_own_kernels_without_a_gpu(library: OperatorLibrary, name: str) -> None:
         library.op("scale")(X, 2.0, library.codes[name])
     with pytest.raises(BackendUnavailableError, match=text):
         library.op("scale_out")(X, 2.0, library.codes[name], torch.empty_like(X))
+
+
+def test_unavailable_calls_the_first_argument_by_its_name(library: OperatorLibrary) -> None:
+    library.operators["scale"] = dataclasses.replace(library.operators["scale"], first="a")
+    why = "a is on cpu, the own kernels run on CUDA devices"
+    assert str(library.unavailable("scale", "cuda", X)) == (
+        f'scale: backend "cuda" cannot run: {why}; "auto" and "torch" can'
+    )
 
 
 def test_unavailable_names_the_missing_library_for_a_cuda_tensor(library: OperatorLibrary) -> None:

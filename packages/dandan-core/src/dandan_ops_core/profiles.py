@@ -7,6 +7,9 @@ user's own):
      "rows": [{"op": "rms_norm", "dtype": "float16", "shape": {"cols": 4096}, "kernel": "sm80_row",
                "kernel_fingerprint": "3f1c...", "ratio": 1.21, "record": "h200-plain.json"}]}
 
+A kernel may be followed by one of its configurations and by a number of slices, where the package's kernels have them:
+`skinny.r8.4`. A row that names torch has the fingerprint of all own kernels together (`route_fingerprint`).
+
 Tables are strict because a stale route is worse than none: a row counts only on the same device name, torch version,
 CUDA version and kernel fingerprint, and serves one exact shape. Of a table that is truncated, foreign or older
 nothing is used, and one warning names the key that differed, what was wanted and what was found. A row whose kernel
@@ -16,6 +19,7 @@ lines (`encode`), looks its rows up while it selects a kernel, and `ExecutionInf
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -27,6 +31,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from dandan_ops_core.backend import TORCH
 from dandan_ops_core.device import DeviceInfo
 from dandan_ops_core.records import kernel_fingerprint
 
@@ -41,6 +46,7 @@ __all__ = [
     "load_table",
     "parse_table",
     "profile_folders",
+    "route_fingerprint",
     "rows_for",
     "table_json",
 ]
@@ -240,11 +246,25 @@ def _match(table: Table, package: str, device_info: DeviceInfo) -> None:
     _require("cuda", device_info.torch_cuda, table.cuda)
 
 
+def route_fingerprint(fingerprints: Mapping[str, str], kernel: str) -> str | None:
+    """What a row keeps as its kernel's fingerprint; None when the sources have no such kernel.
+
+    For `skinny.r8.4` that of `skinny`. For torch that of all own kernels together, because torch won against them and a
+    change of any of them reopens the question.
+    """
+    if kernel != TORCH:
+        return kernel_fingerprint(fingerprints, kernel.partition(".")[0])
+    if not fingerprints:
+        return None
+    together = "\n".join(f"{stem} {fingerprints[stem]}" for stem in sorted(fingerprints))
+    return hashlib.sha256(together.encode()).hexdigest()[:16]
+
+
 def _fresh(table: Table, fingerprints: Mapping[str, str]) -> tuple[list[Row], list[TableError]]:
     """The rows whose kernel is the built one, and for each other row what differed."""
     rows, stale = [], []
     for number, row in enumerate(table.rows):
-        present = kernel_fingerprint(fingerprints, row.kernel)
+        present = route_fingerprint(fingerprints, row.kernel)
         if present == row.kernel_fingerprint:
             rows.append(row)
         elif present is None:

@@ -50,6 +50,7 @@ class Operator:
         check: raises for arguments that break a rule; takes the outputs, or None, as keyword `out`.
         reference: the result in plain PyTorch.
         empty: uninitialised tensors of the result's shapes, strides and dtypes, for a fake.
+        first: what messages call the first argument, whose device is the call's.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Operator:
     check: Callable[..., None]
     reference: Callable[..., Any]
     empty: Callable[..., Any]
+    first: str = "x"
 
     def schemas(self) -> list[str]:
         """Schemas that a compiled library defines for this operator: NAME, NAME_out, NAME_info."""
@@ -158,7 +160,9 @@ class OperatorLibrary:
 
     def unavailable(self, name: str, backend: str, x: torch.Tensor) -> BackendUnavailableError:
         """The error of an explicit choice on a tensor that no own kernel can reach."""
-        why = self.library.reason if x.is_cuda else f"x is on {x.device}, the own kernels run on CUDA devices"
+        why = self.library.reason
+        if not x.is_cuda:
+            why = f"{self.operators[name].first} is on {x.device}, the own kernels run on CUDA devices"
         return BackendUnavailableError(f'{name}: backend "{backend}" cannot run: {why}; "auto" and "torch" can')
 
     def _require_torch(self, name: str, number: int, x: torch.Tensor) -> None:
