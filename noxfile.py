@@ -58,6 +58,7 @@ class Package:
 PACKAGES = (
     Package("dandan-core", "dandan_ops_core", "core"),
     Package("dandan-norm", "dandan_norm", "operator"),
+    Package("dandan-gemm", "dandan_gemm", "operator"),
     Package("dandan-ops", "dandan_ops", "meta"),
 )
 CORE = PACKAGES[0]
@@ -418,6 +419,13 @@ def bench(session: nox.Session, package: Package) -> None:
     python, env = gpu_python(session, package)
     for script in scripts:
         session.run(python, str(script.relative_to(ROOT)), *session.posargs, external=True, env=env)
+
+
+@nox.session(venv_backend="none")
+def calibrate(session: nox.Session) -> None:
+    """`dandan-ops calibrate` on libraries built from this tree: `-- --package dandan-gemm --budget 300`."""
+    python, env = gpu_python(session)
+    session.run(python, "-m", "dandan_ops.cli", "calibrate", *session.posargs, external=True, env=env)
 
 
 @nox.session(venv_backend="none")

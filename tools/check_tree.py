@@ -4,8 +4,9 @@
     python tools/check_tree.py
 
 Python: dandan-ops -> operator packages -> dandan-core; operator packages do not import each other.
-C++: ptx -> nothing; tile -> ptx; kernel (.cuh) -> tile, ptx; launcher (.cu) -> kernels and host/launch.h; plain headers
-(.h) -> host and plain headers; bindings.cpp -> everything but kernels. What nvcc compiles never reaches a torch header.
+C++: ptx -> nothing; tile -> ptx; kernel (.cuh) -> tile, ptx; launcher (.cu) -> kernels and what launching needs of host
+(launch.h, shared_memory.h, tensor_map.h); plain headers (.h) -> host and plain headers; bindings.cpp -> everything but
+kernels. What nvcc compiles never reaches a torch header.
 Each package carries the repository's LICENSE.
 """
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = "dandan_ops_core"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+LAUNCH = ("launch.h", "shared_memory.h", "tensor_map.h")  # of dandan/host: what a launcher needs, without torch
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 
 # layer -> what it may include of ours; a layer may include itself
@@ -38,7 +40,7 @@ READABLE = {
     "tile": "dandan/tile",
     "tile-data": "a plain header of dandan/tile",
     "host": "dandan/host",
-    "launch": "dandan/host/launch.h",
+    "launch": "dandan/host (launching)",
     "kernel": "a kernel (.cuh)",
     "launcher": "a launcher (.cu)",
     "params": "a plain header (.h)",
@@ -88,7 +90,7 @@ def layer(path: Path, include_root: Path) -> str | None:
     """The layer of one of our C++ files."""
     if path.is_relative_to(include_root):
         parts = path.relative_to(include_root).parts  # dandan/ptx/x.cuh
-        if parts[1:] == ("host", "launch.h"):
+        if parts[1] == "host" and parts[2:] in [(name,) for name in LAUNCH]:
             return "launch"
         if parts[1] == "tile" and path.suffix == ".h":
             return "tile-data"  # plain structs that parameters and kernels share; no CUDA in them

@@ -44,16 +44,31 @@ def check_norm(module: ModuleType) -> None:
         raise SystemExit(f"the execution info names no backend or no reason: {info}")
 
 
+def check_gemm(module: ModuleType) -> None:
+    """A product is right on the CPU, and its execution info names a backend and a reason."""
+    import torch
+
+    a = torch.arange(6).reshape(2, 3).half()
+    b = torch.arange(12).reshape(4, 3).half()
+    found = module.gemm(a, b, weight_transposed=True)
+    torch.testing.assert_close(found, (a.double() @ b.double().t()).half(), rtol=0, atol=0)
+    info = module.gemm_execution_info(a, b, weight_transposed=True)
+    if not info.backend or not info.reason:
+        raise SystemExit(f"the execution info names no backend or no reason: {info}")
+
+
 def check_meta(module: ModuleType) -> None:
     """The command is there."""
     if not [entry for entry in entry_points(group="console_scripts") if entry.name == "dandan-ops"]:
         raise SystemExit("the command dandan-ops is not installed")
     check_norm(module)
+    check_gemm(module)
 
 
 CHECKS: dict[str, Callable[[ModuleType], None]] = {
     "dandan_ops_core": check_core,
     "dandan_norm": check_norm,
+    "dandan_gemm": check_gemm,
     "dandan_ops": check_meta,
 }
 

@@ -19,6 +19,7 @@ FILES = {
     f"{CORE}/include/dandan/tile/rows.cuh": "#include <dandan/ptx/pdl.cuh>\n#include <dandan/tile/row_map.h>\n",
     f"{CORE}/include/dandan/tile/row_map.h": "#include <cstdint>\n",
     f"{CORE}/include/dandan/host/launch.h": "#include <cuda_runtime.h>\n",
+    f"{CORE}/include/dandan/host/tensor_map.h": "#include <dandan/host/launch.h>\n",
     f"{CORE}/include/dandan/host/checks.h": "#include <torch/csrc/stable/tensor.h>\n",
     f"{NORM}/pyproject.toml": "",
     f"{NORM}/LICENSE": "MIT\n",
@@ -26,7 +27,8 @@ FILES = {
     f"{NORM}/src/dandan_norm/ops.py": "def f():\n    import dandan_ops_core.loader\n",
     f"{NORM}/csrc/norm.h": "#include <dandan/tile/row_map.h>\n",
     f"{NORM}/csrc/sm80_row.cuh": '#include "norm.h"\n#include <dandan/tile/rows.cuh>\n',
-    f"{NORM}/csrc/sm80_row.cu": '#include "sm80_row.cuh"\n#include <dandan/host/launch.h>\n',
+    f"{NORM}/csrc/sm80_row.cu": '#include "sm80_row.cuh"\n#include <dandan/host/launch.h>\n'
+    "#include <dandan/host/tensor_map.h>\n",
     f"{NORM}/csrc/bindings.cpp": '#include "norm.h"\n#include <dandan/host/checks.h>\n#include <torch/a.h>\n',
     "packages/dandan-gemm/pyproject.toml": "",
     "packages/dandan-gemm/LICENSE": "MIT\n",

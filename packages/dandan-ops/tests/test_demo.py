@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+import dandan_gemm
 import dandan_norm
 from dandan_ops import cli, demo
 
-OPERATORS = {"rms_norm", "layer_norm", "softmax", "residual_rms_norm", "silu_and_mul", "argmax"}
+OPERATORS = {"rms_norm", "layer_norm", "softmax", "residual_rms_norm", "silu_and_mul", "argmax", "gemm"}
 
 
 @pytest.fixture
@@ -22,13 +23,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller tensors and hardly any timing, for tests that are about something else."""
     monkeypatch.setattr(demo._CpuClock, "budget_s", 0.0)
     monkeypatch.setattr(demo, "VOCABULARY", 1000)
+    monkeypatch.setattr(demo, "INTERMEDIATE", 256)
     monkeypatch.setattr(demo, "DECODE_TOKENS", (1, 2))
     monkeypatch.setattr(demo, "PREFILL_TOKENS", {"cpu": 4, "cuda": 4})
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, op: str, damage: Any) -> None:
-    real = getattr(dandan_norm, op)
-    monkeypatch.setattr(dandan_norm, op, lambda *args, **kwargs: damage(real(*args, **kwargs)))
+    family = dandan_gemm if op == "gemm" else dandan_norm
+    real = getattr(family, op)
+    monkeypatch.setattr(family, op, lambda *args, **kwargs: damage(real(*args, **kwargs)))
 
 
 def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
@@ -38,12 +41,22 @@ def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
     assert time.perf_counter() - begin < 45
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("Qwen3-0.6B shapes on the CPU, torch ")
-    assert lines[-1] == "24 of 24 results are within their error limits."
+    assert lines[-1] == "36 of 36 results are within their error limits."
     rows = [line.split() for line in lines[2:-1]]
-    assert len(rows) == 24
+    assert len(rows) == 36
     assert {row[0] for row in rows} == OPERATORS
     text = out.getvalue()
-    for shape in ("1x1024", "8x16x128", "8x8x128", "8x3072", "8x151936", "64x1024", "1x151936"):
+    for shape in (
+        "1x1024",
+        "8x16x128",
+        "8x8x128",
+        "8x3072",
+        "8x151936",
+        "64x1024",
+        "1x151936",
+        "1x4096x1024",
+        "64x1024x3072",
+    ):
         assert shape in text
     assert {row[1] for row in rows} == {"decode", "prefill"}
 
@@ -51,7 +64,8 @@ def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
 def test_every_operator_of_the_installed_families_is_shown() -> None:
     shown = {case.op for case in demo.cases(torch.device("cpu"), torch.bfloat16)}
     assert shown == OPERATORS
-    assert shown == {name for name in dandan_norm.__all__ if not name.endswith("execution_info")}
+    names = [*dandan_norm.__all__, *dandan_gemm.__all__]
+    assert shown == {name for name in names if not name.endswith("execution_info")}
 
 
 @pytest.mark.usefixtures("quick")
@@ -61,7 +75,7 @@ def test_demo_as_json(dtype: str) -> None:
     assert demo.main("cpu", dtype, as_json=True, out=out) == 0
     data = json.loads(out.getvalue())
     assert data["device"] == "the CPU"
-    assert len(data["rows"]) == 24
+    assert len(data["rows"]) == (24 if dtype == "float32" else 36)  # there is no gemm of float32
     for row in data["rows"]:
         assert row["dtype"] == dtype
         assert row["ok"] is True
@@ -83,7 +97,7 @@ def test_result_over_its_limit_fails_the_demo(
     assert "over its limit: decode 1, " in captured.err
     assert f"{op}: worst element at [" in captured.err
     assert "!" in captured.out
-    assert "24 of 24" not in captured.out
+    assert "36 of 36" not in captured.out
 
 
 @pytest.mark.usefixtures("quick")
@@ -95,7 +109,7 @@ def test_either_output_of_a_fused_operator_is_checked(
         monkeypatch, "residual_rms_norm", lambda out: tuple(o * 1.05 if i == which else o for i, o in enumerate(out))
     )
     assert demo.main("cpu") == 1
-    assert "21 of 24 results are within" in capsys.readouterr().out
+    assert "33 of 36 results are within" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")
@@ -126,8 +140,8 @@ def test_progress_is_shown_on_a_terminal_alone(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert demo.main("cpu") == 0
     err = capsys.readouterr().err
-    assert "[1/24] rms_norm, decode 1, hidden" in err
-    assert "[24/24] argmax, prefill 4, logits" in err
+    assert "[1/36] rms_norm, decode 1, hidden" in err
+    assert "[36/36] argmax, prefill 4, logits" in err
 
 
 def test_command_without_the_device_that_was_asked_for(
@@ -143,10 +157,12 @@ def test_command_runs_the_demo_and_env(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["demo", "--device", "cpu", "--dtype", "float16"]) == 0
     assert "float16" in capsys.readouterr().out
     assert cli.main(["env"]) == 0
-    assert "dandan-norm:" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "dandan-norm:" in printed
+    assert "dandan-gemm:" in printed
     assert cli.main(["env", "--json"]) == 0
     names = {package["name"] for package in json.loads(capsys.readouterr().out)["packages"]}
-    assert {"dandan-ops-core", "dandan-norm", "dandan-ops"} <= names
+    assert {"dandan-ops-core", "dandan-norm", "dandan-gemm", "dandan-ops"} <= names
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["demo", "--dtype", "int8"], ["demo", "--device", "tpu"]])
@@ -162,6 +178,7 @@ def test_demo_passes_on_the_gpu_with_our_kernels() -> None:
     out = io.StringIO()
     assert demo.main("cuda", as_json=True, out=out) == 0
     rows = json.loads(out.getvalue())["rows"]
-    assert len(rows) == 24
-    assert {row["backend"] for row in rows} == {"cuda"}
+    assert len(rows) == 39  # with the LM head's product
+    assert {row["backend"] for row in rows if row["op"] != "gemm"} == {"cuda"}
+    assert {row["backend"] for row in rows if row["op"] == "gemm" and row["step"].startswith("decode")} == {"cuda"}
     assert "512x1024" in {row["shape"] for row in rows}

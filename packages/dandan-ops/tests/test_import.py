@@ -10,8 +10,20 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ("dandan_ops_core", "dandan_norm", "dandan_ops")
-OPERATORS = ("dandan_norm", "dandan_ops")
+MODULES = ("dandan_ops_core", "dandan_norm", "dandan_gemm", "dandan_ops")
+# A call of an operator on `x`, [2, 8] of threes, whose result is all ones; and the question about it.
+CALLS = {
+    "dandan_norm": ("package.rms_norm(x)", "package.elementwise_execution_info('rms_norm', x)"),
+    "dandan_gemm": ("package.gemm(x.half(), w.half())", "package.gemm_execution_info(x.half(), w.half())"),
+    "dandan_ops": ("package.rms_norm(x)", "package.gemm_execution_info(x.half(), w.half())"),
+}
+OPERATORS = tuple(CALLS)
+
+
+def operands(device: str = "cpu") -> str:
+    """x, and a weight with which its product is all ones."""
+    return f"x = torch.full((2, 8), 3.0, device={device!r}); w = torch.full((8, 8), 1 / 24, device={device!r})"
+
 
 # What a program that only wants to run an operator should not pay for.
 HEAVY = (
@@ -46,8 +58,9 @@ def test_works_before_torch_and_without_a_gpu(name: str, devices: str | None) ->
     script = (
         f"import sys, {name} as package\n"
         "import torch\n"
-        "found = package.rms_norm(torch.full((2, 8), 3.0))\n"
-        "assert torch.allclose(found, torch.ones(2, 8)), found\n"
+        f"{operands()}\n"
+        f"found = {CALLS[name][0]}.float()\n"
+        "assert torch.allclose(found, torch.ones(2, 8), atol=1e-3), found\n"
         "assert not torch.cuda.is_initialized()\n"
         "print('done')\n"
     )
@@ -148,8 +161,9 @@ def test_the_driver_is_asked_for_its_version_alone(name: str, tmp_path: Path) ->
         f"import {name} as package, torch\n"
         "from dandan_ops_core import device\n"
         "assert device.driver_version() == 13000, device.probe_driver()\n"
-        "package.rms_norm(torch.ones(2, 8))\n"
-        "package.elementwise_execution_info('rms_norm', torch.ones(2, 8))\n"
+        f"{operands()}\n"
+        f"{CALLS[name][0]}\n"
+        f"{CALLS[name][1]}\n"
     )
     run(script, **variables)
     assert not calls.exists(), calls.read_text()
@@ -166,8 +180,8 @@ def test_a_child_that_forks_after_the_import_runs_operators(name: str, place: st
         f"import os, {name} as package, torch\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        f"    x = torch.full((2, 8), 3.0, device={place!r})\n"
-        "    right = torch.allclose(package.rms_norm(x).cpu(), torch.ones(2, 8))\n"
+        f"    {operands(place)}\n"
+        f"    right = torch.allclose({CALLS[name][0]}.float().cpu(), torch.ones(2, 8), atol=1e-3)\n"
         "    os._exit(0 if right else 1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )

@@ -1,11 +1,12 @@
 """Every dandan operator under one name: `import dandan_ops as ops; y = ops.rms_norm(x, weight)`.
 
-The operators live in packages of their own (`dandan_norm`, ...), which this one requires; what they export is the
-same object here. Importing it compiles nothing, creates no CUDA context and works without a GPU.
+The operators live in packages of their own (`dandan_norm`, `dandan_gemm`), which this one requires; what they export is
+the same object here. Importing it compiles nothing, creates no CUDA context and works without a GPU.
 """
 
 from __future__ import annotations
 
+from dandan_gemm import gemm, gemm_execution_info
 from dandan_norm import (
     argmax,
     elementwise_execution_info,
@@ -25,6 +26,8 @@ __all__ = [
     "__version__",
     "argmax",
     "elementwise_execution_info",
+    "gemm",
+    "gemm_execution_info",
     "layer_norm",
     "residual_rms_norm",
     "rms_norm",

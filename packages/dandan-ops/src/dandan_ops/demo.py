@@ -1,7 +1,8 @@
 """`dandan-ops demo`: every operator on the tensors of one model step, with what ran, why, how exact and how fast.
 
 The shapes are those of Qwen3-0.6B: hidden size 1024, intermediate size 3072, 16 query and 8 key-value heads of 128
-with a norm per head, vocabulary 151,936. Weights and activations are random; nothing is downloaded.
+with a norm per head, vocabulary 151,936. The LM head's product is left out on the CPU, where it would take most of the
+time. Weights and activations are random; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
 
+import dandan_gemm
 import dandan_norm
-from dandan_norm import reference
 from dandan_ops_core.backend import ExecutionInfo
 from dandan_ops_core.testing import Comparison, compare
 
@@ -26,6 +28,7 @@ __all__ = ["Case", "DeviceMissingError", "Result", "cases", "main", "run"]
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 3072, 151936
 QUERY_HEADS, KEY_VALUE_HEADS, HEAD = 16, 8, 128
+GEMM_DTYPES = (torch.bfloat16, torch.float16)
 EPS = 1e-6
 DECODE_TOKENS = (1, 8)
 PREFILL_TOKENS = {"cuda": 512, "cpu": 64}
@@ -54,7 +57,15 @@ class Case:
 
     @property
     def shape(self) -> str:
-        return "x".join(str(size) for size in self.arguments[0].shape)
+        """Of the first argument; of a product M, N and K."""
+        sizes = list(self.arguments[0].shape)
+        if self.op == "gemm":
+            sizes.insert(-1, self.arguments[1].shape[0])
+        return "x".join(str(size) for size in sizes)
+
+    @property
+    def family(self) -> ModuleType:
+        return dandan_gemm if self.op == "gemm" else dandan_norm
 
 
 @dataclass(frozen=True)
@@ -88,19 +99,42 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return (torch.randn(shape, generator=generator, device=device) * scale).to(dtype)
 
+    heads = (QUERY_HEADS + 2 * KEY_VALUE_HEADS) * HEAD
+    layers = {
+        "qkv": (heads, HIDDEN),
+        "o": (HIDDEN, QUERY_HEADS * HEAD),
+        "gate, up": (2 * INTERMEDIATE, HIDDEN),
+        "down": (HIDDEN, INTERMEDIATE),
+        "LM head": (VOCABULARY, HIDDEN),
+    }
+    if device.type == "cpu":
+        del layers["LM head"]
+    weights = {name: random(n, k, scale=k**-0.5) for name, (n, k) in layers.items() if dtype in GEMM_DTYPES}
     prefill = PREFILL_TOKENS[device.type]
     for tokens in (*DECODE_TOKENS, prefill):
         phase = "prefill" if tokens == prefill else "decode"
-        yield from _layer(f"{phase} {tokens}", tokens, random)
+        yield from _layer(f"{phase} {tokens}", tokens, random, weights)
         # Only the last token of each sequence meets the LM head: all of a decode step, one of a prefill.
-        yield from _head(f"{phase} {tokens}", 1 if phase == "prefill" else tokens, random)
+        yield from _head(f"{phase} {tokens}", 1 if phase == "prefill" else tokens, random, weights)
 
 
-def _layer(step: str, tokens: int, random: Callable[..., torch.Tensor]) -> Iterator[Case]:
+def _linear(
+    step: str, name: str, tokens: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Iterator[Case]:
+    if name in weights:
+        weight = weights[name]
+        x = random(tokens, weight.shape[1])
+        yield Case("gemm", step, name, (x, weight), {"weight_transposed": True}, lambda: F.linear(x, weight))
+
+
+def _layer(
+    step: str, tokens: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Iterator[Case]:
     x, residual = random(tokens, HIDDEN), random(tokens, HIDDEN, scale=4.0)
     weight, bias = 1 + random(HIDDEN, scale=0.1), random(HIDDEN, scale=0.1)
     eps = {"eps": EPS}
     yield Case("rms_norm", step, "hidden", (x, weight), eps, lambda: F.rms_norm(x, (HIDDEN,), weight, EPS))
+    yield from _linear(step, "qkv", tokens, random, weights)
     # q and k are slices of one projection, read where they are.
     qkv = random(tokens, (QUERY_HEADS + 2 * KEY_VALUE_HEADS) * HEAD)
     q = qkv[:, : QUERY_HEADS * HEAD].unflatten(1, (QUERY_HEADS, HEAD))
@@ -109,21 +143,28 @@ def _layer(step: str, tokens: int, random: Callable[..., torch.Tensor]) -> Itera
     yield Case("rms_norm", step, "query heads", (q, head), eps, lambda: F.rms_norm(q, (HEAD,), head, EPS))
     yield Case("rms_norm", step, "key heads", (k, head), eps, lambda: F.rms_norm(k, (HEAD,), head, EPS))
 
+    yield from _linear(step, "o", tokens, random, weights)
+
     def add_and_norm() -> Tensors:
         summed = x + residual
         return F.rms_norm(summed, (HIDDEN,), weight, EPS), summed
 
     yield Case("residual_rms_norm", step, "hidden", (x, residual, weight), eps, add_and_norm)
+    yield from _linear(step, "gate, up", tokens, random, weights)
     # gate and up are the two halves of one projection.
     gate, up = random(tokens, 2 * INTERMEDIATE).chunk(2, dim=-1)
     yield Case("silu_and_mul", step, "gate, up", (gate, up), {}, lambda: F.silu(gate) * up)
+    yield from _linear(step, "down", tokens, random, weights)
     # Not in Qwen3, but in many models beside it.
     yield Case(
         "layer_norm", step, "hidden", (x, weight, bias), eps, lambda: F.layer_norm(x, (HIDDEN,), weight, bias, EPS)
     )
 
 
-def _head(step: str, rows: int, random: Callable[..., torch.Tensor]) -> Iterator[Case]:
+def _head(
+    step: str, rows: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Iterator[Case]:
+    yield from _linear(step, "LM head", rows, random, weights)
     logits = random(rows, VOCABULARY, scale=3.0)
     yield Case("softmax", step, "logits", (logits,), {}, lambda: torch.softmax(logits, dim=-1))
     yield Case("argmax", step, "logits", (logits,), {}, lambda: torch.argmax(logits, dim=-1))
@@ -135,7 +176,7 @@ def _head(step: str, rows: int, random: Callable[..., torch.Tensor]) -> Iterator
 
 def check(case: Case, output: Any) -> Comparison:
     """Compares an output with the FP64 reference under the project's error bound; indices have to be equal."""
-    function = getattr(reference, case.op)
+    function = getattr(case.family.reference, case.op)
     truth = function(*case.arguments, **case.keywords, compute_dtype=torch.float64)
     honest = function(*case.arguments, **case.keywords)
     pairs = list(zip(_tuple(output), _tuple(truth), _tuple(honest), strict=True))
@@ -195,14 +236,21 @@ class _CudaClock:
 # The run
 
 
+def execution_info(case: Case) -> ExecutionInfo:
+    """How the case's call would run."""
+    if case.op == "gemm":
+        return dandan_gemm.gemm_execution_info(*case.arguments, **case.keywords)
+    return dandan_norm.elementwise_execution_info(case.op, *case.arguments, **case.keywords)
+
+
 def run(case: Case, clock: _CpuClock | _CudaClock) -> Result:
     """Runs, checks and times one case."""
-    operator = getattr(dandan_norm, case.op)
+    operator = getattr(case.family, case.op)
 
     def call() -> Any:
         return operator(*case.arguments, **case.keywords)
 
-    info: ExecutionInfo = dandan_norm.elementwise_execution_info(case.op, *case.arguments, **case.keywords)
+    info = execution_info(case)
     compared = check(case, call())
     own, theirs = clock.time([call, case.pytorch])
     return Result(
@@ -227,7 +275,7 @@ COLUMNS = (
     ("operator", 17),
     ("step", 11),
     ("tensor", 11),
-    ("shape", 11),
+    ("shape", 13),
     ("dtype", 8),
     ("backend", 7),
     ("kernel", 17),
