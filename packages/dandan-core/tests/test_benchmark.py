@@ -108,6 +108,13 @@ def test_graphs_hold_enough_calls_for_the_target_and_are_replayed_in_turns() -> 
     assert engine.replayed[-9:] == ["dandan", "vllm", "torch"] * 3
 
 
+def test_graphs_of_long_calls_hold_few() -> None:
+    engine = FakeEngine({"dandan": 1000.0, "vllm": 250.0, "torch": 150.0})
+    bench.measure(workload(), engine, repeats=3, target_us=400.0)
+    counts = {name: count for name, _, count in engine.captured}
+    assert counts == {"dandan": bench.FEWEST_CALLS, "vllm": 8, "torch": 14}  # 2 ms
+
+
 def test_spread_is_the_interquartile_range_over_the_median() -> None:
     assert bench._median_and_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 2.0 / 3.0)
     engine = FakeEngine({"dandan": 100.0}, noise=(0.9, 1.0, 1.1))

@@ -1,8 +1,8 @@
 // Which kernel and tile a call takes: a pure function of architecture, dtype, shape and layout. No torch, no CUDA; runs without a GPU.
 //
 // Every kernel has a table of named configurations, in configs.h. for_each_candidate() walks kernel, configuration and slices of K, cost_us() estimates the time of each
-// on the GPU, and the cheapest wins. Order of `auto`: a profile row; the estimates, torch's own among them, where the architecture was measured; torch
-// otherwise. `cuda` is the cheapest own candidate, a kernel's name the cheapest of that kernel.
+// on the GPU, and the cheapest wins. Order of `auto`: a profile row, unless the weight is static; the estimates, torch's own among them, where the
+// architecture was measured; torch otherwise. `cuda` is the cheapest own candidate, a kernel's name the cheapest of that kernel.
 #pragma once
 
 #include <algorithm>
@@ -282,21 +282,26 @@ inline double wgmma_us(const Config& config, int split, const Problem& p) {
   const double clocks = std::max(config.tile_m * config.tile_n / 32.0 / share, (config.tile_m + config.tile_n) * 2.0);
   const double tile = (config.persistent ? 0.1 : 2.3) + 1.2 * config.tile_m * config.tile_n / 16384.0;
   const double stream = std::max(busiest * steps * clocks / kClock, waves * steps * kLatency / (config.stages - 1)) + waves * tile;
-  const double memory = kMemoryRamp + operand_bytes(p) / (kDramBytes * few_blocks(blocks, 85.0));
+  // A weight that is read by several rows of tiles comes from L2 for most of them, not for all.
+  const double again = config.swap && p.m > config.tile_m ? 1.05 : 1.0;
+  const double memory = kMemoryRamp + again * operand_bytes(p) / (kDramBytes * few_blocks(blocks, 85.0));
   // Rows of a that are not there are filled in, which costs the copy engine more than reading them.
-  const double padding = 2 * p.m > config.tile_m ? 1.0 : config.swap ? 1.06 : 1.6;
+  const double missing = static_cast<double>(std::max<int64_t>(config.tile_m - p.m, 0)) / (config.tile_m + config.tile_n);
+  const double padding = config.swap ? 1.0 + 0.5 * missing : 2 * p.m <= config.tile_m ? 1.6 : 1.0;
   return kLaunch + padding * std::max(stream, memory) + (split > 1 ? 0.47 : 0.0) + (split > 2 ? 0.1 : 0.0) - (p.static_weight ? kStaticGain : 0.0);
 }
 
 // skinny: the bytes, and a once for every block through L2.
 inline double skinny_us(const Config& config, int split, const Problem& p) {
-  constexpr double kDramBytes = 4.4e6, kL2Bytes = 28.0e6, kCluster = 0.6;
+  constexpr double kDramBytes = 4.4e6, kL2Bytes = 28.0e6, kStaticL2Bytes = 40.0e6, kCluster = 0.6, kStaticWide = 0.6;
   const double tiles = static_cast<double>(ceil_div(p.n, config.tile_n));
   const double waves = tiles * split / (static_cast<double>(p.sm_count) * config.blocks);
-  const double memory = operand_bytes(p) / (kDramBytes * few_blocks(tiles * split, 100.0)) * (split > 1 ? 1.05 : 1.0);
-  const double rows = kElementSize * tiles * static_cast<double>(p.m) * static_cast<double>(p.k) / kL2Bytes;
+  const double memory = operand_bytes(p) / (kDramBytes * few_blocks(tiles * split, 100.0)) * (split > 1 ? 1.12 : 1.0);
+  const double rows = kElementSize * tiles * static_cast<double>(p.m) * static_cast<double>(p.k) / (p.static_weight ? kStaticL2Bytes : kL2Bytes);
   const double tail = p.static_weight ? 0.0 : config.tail * (std::ceil(waves) - waves) / std::max(waves, 1.0) * memory;
-  const double ramp = !p.static_weight ? config.ramp + (split > 1 ? kCluster : 0.0) : split > 1 ? config.static_split_ramp : config.static_ramp;
+  // Four groups of columns a warp gain less from reading ahead, unless two blocks share them.
+  const double ahead = split > 1 ? config.static_split_ramp : config.static_ramp + (config.tile_n > 16 ? kStaticWide : 0.0);
+  const double ramp = p.static_weight ? ahead : config.ramp + (split > 1 ? kCluster : 0.0);
   return ramp + memory + rows + tail;
 }
 
@@ -405,7 +410,7 @@ inline Route select(const Problem& p) {
   }
   if (p.backend == Backend::kTorch) return take(Choice{Backend::kTorch}, p, "asked for");
   if (p.backend == Backend::kAuto) {
-    if (usable(p.profile, p)) {
+    if (!p.static_weight && usable(p.profile, p)) {  // rows are measured without overlap, where other tiles win
       Route route = take(p.profile, p, "a profile row names it");
       route.profile = true;
       return route;

@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_kernel(const __grid_consta
   }
   const int n0 = static_cast<int>(blockIdx.x) / split * 8 * kGroups;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  const int64_t step = kWarps * split * 32 * kChunks;
-  int64_t k = (rank * kWarps + warp) * 32 * kChunks;  // of this warp's slice: lane t begins at 8t, its next 16 bytes are 32 further
+  const int step = kWarps * split * 32 * kChunks;
+  int k = (rank * kWarps + warp) * 32 * kChunks;  // of this warp's slice: lane t begins at 8t, its next 16 bytes are 32 further
   const T* weights[kGroups];
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) weights[i] = static_cast<const T*>(p.b) + min(n0 + 8 * i + g, p.n - 1) * p.b_stride + 8 * t;
@@ -141,14 +141,14 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_kernel(const __grid_consta
   for (int h = 0; h < kHalves; ++h) rows[h] = static_cast<const T*>(p.a) + (8 * h + g) * p.a_stride + 8 * t;
 
   uint4 w[kDepth][kGroups][kChunks], x[kDepth][kHalves][kChunks];
-  const auto load_weights = [&](int s, int64_t at) {
+  const auto load_weights = [&](int s, int at) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) w[s][i][c] = load_weight(at + 8 * t + 32 * c < p.k, weights[i] + at + 32 * c);
     }
   };
-  const auto load_rows = [&](int s, int64_t at) {
+  const auto load_rows = [&](int s, int at) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
@@ -166,7 +166,6 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_kernel(const __grid_consta
   for (int s = 0; s < kDepth; ++s) load_rows(s, k + s * step);
 
   float sums[kGroups][4] = {};
-#pragma unroll 1
   for (; k < p.k; k += kDepth * step) {
 #pragma unroll
     for (int s = 0; s < kDepth; ++s) {

@@ -71,11 +71,12 @@ def ask(
     *,
     weight_transposed: bool = True,
     bias: torch.Tensor | None = None,
+    static_weight: bool = False,
     out: torch.Tensor | None = None,
     backend: str = "auto",
     arch: int | None = None,
 ) -> dict[str, Any]:
-    return LIBRARY.info("gemm", (a, b, bias, weight_transposed, False), (out,), backend, arch or home())
+    return LIBRARY.info("gemm", (a, b, bias, weight_transposed, static_weight), (out,), backend, arch or home())
 
 
 def configs() -> dict[str, list[dict[str, Any]]]:
@@ -467,6 +468,16 @@ def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
     assert shown(dtype=torch.bfloat16) == (other, True)
     profile("")
     assert shown(dtype=torch.bfloat16) == (usual, False)
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_a_profile_row_says_nothing_of_static_weights(profile: Any) -> None:
+    """Rows are measured without overlap."""
+    usual = shown(static_weight=True)
+    profile("gemm;float16;k=64,m=4,n=24;torch")
+    assert shown() == ("torch", True)
+    assert shown(static_weight=True) == usual
 
 
 @pytest.mark.library

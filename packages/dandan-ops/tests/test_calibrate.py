@@ -119,7 +119,7 @@ def test_shapes_of_a_file(tmp_path: Path) -> None:
     assert cases[1].shape == {"m": 1, "n": 64, "k": 32}
     assert cases[4].shape == {"m": 1, "n": 8, "k": 8}
     assert len(calibrate.chosen_cases(GEMM, path, ["mine", "m=2"])) == 2
-    assert len(calibrate.chosen_cases(GEMM, None, [])) == 988
+    assert len(calibrate.chosen_cases(GEMM, None, [])) == 1248
 
 
 # The command --------------------------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ REPEATS = 9
 TARGET_US = 400.0
 MIN_CALLS = 20
 MAX_CALLS = 200
+# A graph of long calls has fewer than MIN_CALLS: as many as fill this time, but no fewer than these.
+LONG_US = 2000.0
+FEWEST_CALLS = 4
 # Batches of eager calls before the host time counts: lazy set-up and the CPU's clock need some milliseconds.
 WARM_UP_BATCHES = 3
 # Rotation and flush buffers are this many times the L2 cache.
@@ -401,14 +404,15 @@ class CudaEngine:
 
 
 def _captured(engine: Engine, implementation: Implementation, sets: int, target_us: float) -> WorkGraph:
-    """A graph of about `target_us`: MIN_CALLS calls first, and if those are quick, one of more calls instead."""
+    """A graph of about `target_us` and MIN_CALLS calls at least, fewer where they are long."""
     calls = [implementation.make(index) for index in range(sets)]
     with implementation.around():
-        graph = engine.capture(calls, MIN_CALLS)
+        graph = engine.capture(calls, FEWEST_CALLS)
         (times,) = engine.time([graph], 3)
-        one = max(statistics.median(times) / MIN_CALLS, 1e-3)
-        count = min(MAX_CALLS, max(MIN_CALLS, math.ceil(target_us / one)))
-        if count > MIN_CALLS * 1.25:
+        one = max(statistics.median(times) / FEWEST_CALLS, 1e-3)
+        least = max(FEWEST_CALLS, min(MIN_CALLS, math.ceil(LONG_US / one)))
+        count = min(MAX_CALLS, max(least, math.ceil(target_us / one)))
+        if count > FEWEST_CALLS:
             graph = engine.capture(calls, count)
     return graph
 

@@ -13,6 +13,7 @@ from dandan_ops_core.records import Case
 
 __all__ = [
     "CALIBRATED",
+    "CALIBRATED_KN",
     "HALF_DTYPES",
     "LAYERS",
     "MODELS",
@@ -94,6 +95,8 @@ def distinct_layers(models: Iterable[tuple[str, int]]) -> dict[tuple[int, int], 
 
 CALIBRATED = (*((name, 1) for name in MODELS), ("Llama-3-8B", 8), ("Llama-3-70B", 8))
 """The models and numbers of GPUs whose layers a shipped route table covers."""
+CALIBRATED_KN = (("Qwen3-0.6B", 1), ("Qwen3-8B", 1))
+"""The same for weights in the layout [K, N]."""
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 HALF_DTYPES = ("float16", "bfloat16")
@@ -120,13 +123,13 @@ def gemm_case(
 
 
 def gemm_calibration_cases() -> list[Case]:
-    """What `dandan-ops calibrate --package dandan-gemm` measures unless it is given other shapes: few tokens first, the
-    layout of `torch.nn.Linear`.
+    """What `dandan-ops calibrate --package dandan-gemm` measures unless it is given other shapes: the layout of
+    `torch.nn.Linear`, then [K, N], few tokens first.
     """
-    layers = distinct_layers(CALIBRATED)
     return [
-        gemm_case(name, m, n, k, dtype, topic="calibration", variant="fastest")
+        gemm_case(name, m, n, k, dtype, topic="calibration", variant="fastest", weight_transposed=transposed)
+        for models, transposed in ((CALIBRATED, True), (CALIBRATED_KN, False))
         for m in TOKENS
-        for (n, k), name in layers.items()
+        for (n, k), name in distinct_layers(models).items()
         for dtype in HALF_DTYPES
     ]
