@@ -259,6 +259,7 @@ struct Plan {
   bool a_merges = false, out_merges = true;  // leading dimensions have one stride, which is enough for torch
   int64_t a_row_stride = 0, out_row_stride = 0;
   bool copy_a = false, copy_b = false, copy_bias = false, copy_out = false;
+  bool static_weight = false;  // the kernel may read b before work enqueued earlier has ended
 };
 
 bool may_depend(const Problem& p) { return p.arch >= 90 && p.code_arch >= 90 && host::dependent_launch().load(std::memory_order_relaxed); }
@@ -325,7 +326,7 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   problem.weight_transposed = p.weight_transposed;
   problem.a_aligned = a.aligned;
   problem.out_aligned = out.aligned;
-  problem.static_weight = call.static_weight;  // decides the route, and so the bits, with and without dependent launches
+  plan.static_weight = call.static_weight && !plan.copy_b;  // a copy is enqueued just before the kernel
   problem.copied = (plan.copy_a ? p.m * p.k : 0) + (plan.copy_b ? p.n * p.k : 0) + (plan.copy_out ? p.m * p.n : 0);
   problem.copies = int{plan.copy_a} + int{plan.copy_b} + int{plan.copy_bias} + int{plan.copy_out};
   problem.backend = static_cast<Backend>(call.backend);
@@ -380,8 +381,7 @@ void launch_plan(const Plan& plan, const host::DeviceFacts& facts, const Tensor&
   launch.stream = static_cast<cudaStream_t>(host::current_cuda_stream(like.device_index));
   launch.sm_count = facts.sm_count;
   launch.dependent = may_depend(plan.problem);
-  // A copy of b is enqueued just before the kernel, and without dependent launches nothing runs ahead.
-  launch.static_weight = plan.problem.static_weight && !plan.copy_b && launch.dependent;
+  launch.static_weight = plan.static_weight && launch.dependent;
   launch.tile = plan.route.tile;
   launcher(plan.route.kernel)(plan.problem.dtype, plan.params, launch);
 }

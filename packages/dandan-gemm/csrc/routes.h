@@ -1,8 +1,8 @@
 // Which kernel and tile a call takes: a pure function of architecture, dtype, shape and layout. No torch, no CUDA; runs without a GPU.
 //
 // Every kernel has a table of named configurations, in configs.h. for_each_candidate() walks kernel, configuration and slices of K, cost_us() estimates the time of each
-// on the GPU, and the cheapest wins. Order of `auto`: a profile row, unless the weight is static; the estimates, torch's own among them, where the
-// architecture was measured; torch otherwise. `cuda` is the cheapest own candidate, a kernel's name the cheapest of that kernel.
+// on the GPU, and the cheapest wins. Order of `auto`: a profile row; the estimates, torch's own among them, where the architecture was measured; torch
+// otherwise. `cuda` is the cheapest own candidate, a kernel's name the cheapest of that kernel.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Config {
   double bandwidth = 0;                    // mma.sync: share of the memory rate, likewise
   int stages = 0;                          // wgmma: slices of K in shared memory
   bool persistent = false, swap = false;   // wgmma: see WgmmaShape
-  double ramp = 0, static_ramp = 0, static_split_ramp = 0;  // skinny: us beside the bytes; where b may be read ahead; and K is split
+  double ramp = 0;                         // skinny: us beside the bytes
   double tail = 0;                         // skinny: share of the last wave's missing blocks that is lost
 };
 
@@ -105,8 +105,6 @@ inline constexpr Config skinny_config(const SkinnyShape& s) {
   c.rows_along_k = false;
   c.blocks = std::min(2048 / (32 * s.warps), resident(0, 32 * s.warps, s.registers));
   c.ramp = s.ramp;
-  c.static_ramp = s.static_ramp;
-  c.static_split_ramp = s.static_split_ramp;
   c.tail = s.tail;
   return c;
 }
@@ -170,7 +168,6 @@ struct Problem {
   int64_t m = 0, n = 0, k = 0;
   bool weight_transposed = false;  // as the kernel reads b: rows along N
   bool a_aligned = false, b_aligned = false, out_aligned = false;  // rows start at multiples of 16 bytes and do not overlap
-  bool static_weight = false;
   int64_t copied = 0;      // elements of a, b and out that are copied around the kernel
   int copies = 0;          // and how many tensors they are of
   Backend backend = Backend::kAuto;
@@ -271,7 +268,7 @@ inline double mma_us(const Config& config, int split, const Problem& p) {
 // sm90a_wgmma: a slice of 64 k costs a multiprocessor its multiplications or the way of its bytes into shared memory (64 a clock), or, with few stages,
 // the time that its bytes take to come.
 inline double wgmma_us(const Config& config, int split, const Problem& p) {
-  constexpr double kClock = 1700.0, kLatency = 0.64, kDramBytes = 4.14e6, kLaunch = 0.77, kMemoryRamp = 2.3, kStaticGain = 1.2;
+  constexpr double kClock = 1700.0, kLatency = 0.64, kDramBytes = 4.14e6, kLaunch = 0.77, kMemoryRamp = 2.3;
   const double blocks = tiles_of(config, p) * split;
   // Clusters do not fill every multiprocessor: 30 of four, 42 of three blocks that need one each.
   const double usable = p.sm_count * (split >= 4 ? 120.0 / 132 : split == 3 ? 126.0 / 132 : 1.0);
@@ -288,21 +285,18 @@ inline double wgmma_us(const Config& config, int split, const Problem& p) {
   // Rows of a that are not there are filled in, which costs the copy engine more than reading them.
   const double missing = static_cast<double>(std::max<int64_t>(config.tile_m - p.m, 0)) / (config.tile_m + config.tile_n);
   const double padding = config.swap ? 1.0 + 0.5 * missing : 2 * p.m <= config.tile_m ? 1.6 : 1.0;
-  return kLaunch + padding * std::max(stream, memory) + (split > 1 ? 0.47 : 0.0) + (split > 2 ? 0.1 : 0.0) - (p.static_weight ? kStaticGain : 0.0);
+  return kLaunch + padding * std::max(stream, memory) + (split > 1 ? 0.47 : 0.0) + (split > 2 ? 0.1 : 0.0);
 }
 
 // skinny: the bytes, and a once for every block through L2.
 inline double skinny_us(const Config& config, int split, const Problem& p) {
-  constexpr double kDramBytes = 4.4e6, kL2Bytes = 28.0e6, kStaticL2Bytes = 40.0e6, kCluster = 0.6, kStaticWide = 0.6;
+  constexpr double kDramBytes = 4.4e6, kL2Bytes = 28.0e6, kCluster = 0.6;
   const double tiles = static_cast<double>(ceil_div(p.n, config.tile_n));
   const double waves = tiles * split / (static_cast<double>(p.sm_count) * config.blocks);
-  const double memory = operand_bytes(p) / (kDramBytes * few_blocks(tiles * split, 100.0)) * (split > 1 ? 1.12 : 1.0);
-  const double rows = kElementSize * tiles * static_cast<double>(p.m) * static_cast<double>(p.k) / (p.static_weight ? kStaticL2Bytes : kL2Bytes);
-  const double tail = p.static_weight ? 0.0 : config.tail * (std::ceil(waves) - waves) / std::max(waves, 1.0) * memory;
-  // Four groups of columns a warp gain less from reading ahead, unless two blocks share them.
-  const double ahead = split > 1 ? config.static_split_ramp : config.static_ramp + (config.tile_n > 16 ? kStaticWide : 0.0);
-  const double ramp = p.static_weight ? ahead : config.ramp + (split > 1 ? kCluster : 0.0);
-  return ramp + memory + rows + tail;
+  const double memory = operand_bytes(p) / (kDramBytes * few_blocks(tiles * split, 100.0)) * (split > 1 ? 1.05 : 1.0);
+  const double rows = kElementSize * tiles * static_cast<double>(p.m) * static_cast<double>(p.k) / kL2Bytes;
+  const double tail = config.tail * (std::ceil(waves) - waves) / std::max(waves, 1.0) * memory;
+  return config.ramp + memory + rows + tail + (split > 1 ? kCluster : 0.0);
 }
 
 inline double cost_us(Backend kernel, const Config& config, int split, const Problem& p) {
@@ -410,7 +404,7 @@ inline Route select(const Problem& p) {
   }
   if (p.backend == Backend::kTorch) return take(Choice{Backend::kTorch}, p, "asked for");
   if (p.backend == Backend::kAuto) {
-    if (!p.static_weight && usable(p.profile, p)) {  // rows are measured without overlap, where other tiles win
+    if (usable(p.profile, p)) {
       Route route = take(p.profile, p, "a profile row names it");
       route.profile = true;
       return route;
