@@ -183,6 +183,28 @@ def test_cpu_and_cpu_torch_fit_no_table(tmp_path: Path) -> None:
             assert rows_of(tmp_path, device) == []
 
 
+def test_shipped_table_of_another_device_is_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    shipped.mkdir()
+    own.mkdir()
+    put(shipped, table(device="NVIDIA GeForce RTX 5080"))
+    monkeypatch.setattr(profiles, "shipped_folders", lambda package: [shipped])
+    monkeypatch.delenv("DANDAN_PROFILES", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert profiles.rows_for("dandan-norm", BUILD, H200) == []
+    put(own, table(device="NVIDIA GeForce RTX 5080"))
+    monkeypatch.setenv("DANDAN_PROFILES", str(own))
+    with pytest.warns(profiles.ProfileWarning, match="device: wanted NVIDIA H200"):
+        assert profiles.rows_for("dandan-norm", BUILD, H200) == []
+    put(shipped, table(torch="2.9.0"))
+    monkeypatch.delenv("DANDAN_PROFILES")
+    with pytest.warns(profiles.ProfileWarning, match=r"torch: wanted .*, found 2\.9\.0"):
+        assert profiles.rows_for("dandan-norm", BUILD, H200) == []
+
+
 def test_good_table_beside_a_bad_one_is_used(tmp_path: Path) -> None:
     put(tmp_path, "{", "a.json")
     put(tmp_path, table(), "b.json")

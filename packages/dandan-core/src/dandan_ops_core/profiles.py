@@ -48,6 +48,7 @@ __all__ = [
     "profile_folders",
     "route_fingerprint",
     "rows_for",
+    "shipped_folders",
     "table_json",
 ]
 
@@ -217,12 +218,16 @@ def table_json(table: Table) -> str:
 # Matching
 
 
+def shipped_folders(package: str) -> list[Path]:
+    """The `profiles/` of an installed package."""
+    spec = util.find_spec(package.replace("-", "_"))
+    places = (spec.submodule_search_locations or []) if spec is not None else []
+    return [Path(place) / "profiles" for place in places]
+
+
 def profile_folders(package: str) -> list[Path]:
     """Where tables of a package are looked for: its own `profiles/` first, then the folder in DANDAN_PROFILES."""
-    folders = []
-    spec = util.find_spec(package.replace("-", "_"))
-    for place in (spec.submodule_search_locations or []) if spec is not None else []:
-        folders.append(Path(place) / "profiles")
+    folders = shipped_folders(package)
     extra = os.environ.get("DANDAN_PROFILES")
     if extra:
         folders.append(Path(extra))
@@ -290,22 +295,24 @@ def rows_for(
         device_info: of the device that calls will run on.
         folders: where to look instead of `profile_folders(package)`.
 
-    Every table that is not used, in whole or in part, causes one ProfileWarning with the key that differed. A later
-    table replaces rows of an earlier one, so the user's own measurements win over the shipped ones. Never raises for
-    a table.
+    Tables that are not used, in whole or in part, cause one ProfileWarning with the key that differed; only a shipped
+    table of another device is passed over in silence. A later table replaces rows of an earlier one, so the user's own
+    measurements win over the shipped ones. Never raises for a table.
     """
     package = package.replace("_", "-")
     fingerprints = dict(build_info.get("fingerprints") or {})
     found: dict[object, Row] = {}
     ignored: list[tuple[str, str]] = []
     fitted = False
+    shipped = set(shipped_folders(package)) if folders is None else set()
     for folder in profile_folders(package) if folders is None else [Path(f) for f in folders]:
         for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
             try:
                 table = load_table(path)
                 _match(table, package, device_info)
             except TableError as error:
-                ignored.append((error.key, f"{path} is ignored: {error}"))
+                if error.key != "device" or folder not in shipped:
+                    ignored.append((error.key, f"{path} is ignored: {error}"))
                 continue
             fitted = True
             rows, stale = _fresh(table, fingerprints)
