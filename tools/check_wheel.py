@@ -3,9 +3,10 @@
 
     python tools/check_wheel.py --torch-headers INCLUDE --platform-wheel dist/dandan_norm-*
 
-Wheel: its files, tag and metadata. Library: needed libraries, symbols (each undefined one known to the oldest torch, by
-the headers of that version, or to a system of the stated age), nothing exported that could clash, and the GPU code for
-every architecture that _build_info.json names. Sdist: sources and headers in; tests, docs, build products out.
+Wheel: its files, tag and metadata; its route tables, whose rows must be for its own kernels. Library: needed libraries,
+symbols (each undefined one known to the oldest torch, by the headers of that version, or to a system of the stated
+age), nothing exported that could clash, and the GPU code for every architecture that _build_info.json names. Sdist:
+sources and headers in; tests, docs, build products out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import json
 import re
 import struct
+import sys
 import tarfile
 import zipfile
 from collections import Counter
@@ -27,6 +29,10 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages" / "dandan-core" / "src"))
+
+from dandan_ops_core.profiles import parse_table, route_fingerprint
 
 # The oldest system that a wheel may ask for: glibc 2.34, libstdc++ and libgcc of GCC 11 (Debian 12, Ubuntu 22.04,
 # RHEL 9). A build machine with something newer fails here, not at the user's.
@@ -299,8 +305,33 @@ def check_wheel(path: Path, headers: Path | None, must_have_library: bool) -> li
             library = read_library(inside[member])
             print(f"{path.name}: {describe(library)}")
             problems += [f"{member} {problem}" for problem in check_library(library, *torch_functions(headers), info)]
+        problems += check_tables(inside, distribution, info)
     elif libraries or must_have_library:
         problems.append("has no _build_info.json")
+    return problems
+
+
+def check_tables(inside: Mapping[str, bytes], distribution: str, info: Mapping[str, object]) -> list[str]:
+    """What is wrong with the route tables: rows for other kernels would be ignored at the user's, with a warning."""
+    problems = []
+    recorded = info.get("fingerprints")
+    fingerprints = {str(stem): str(text) for stem, text in recorded.items()} if isinstance(recorded, dict) else {}
+    for member, content in sorted(inside.items()):
+        if not member.startswith("profiles/"):
+            continue
+        try:
+            table = parse_table(json.loads(content))
+        except ValueError as error:
+            problems.append(f"{member} is no route table: {error}")
+            continue
+        if table.package != distribution:
+            problems.append(f"{member} is a table of {table.package}")
+        stale = [row for row in table.rows if route_fingerprint(fingerprints, row.kernel) != row.kernel_fingerprint]
+        if stale:
+            problems.append(
+                f"{member} has {len(stale)} of {len(table.rows)} rows for other kernels than the wheel's, the first "
+                f"for {stale[0].kernel}; calibrate again or take them out"
+            )
     return problems
 
 

@@ -9,8 +9,13 @@ A marker pair in a Markdown file asks for one view of one record (`docs/results/
     <!-- report:begin dandan-norm/h200-plain summary -->
     <!-- report:end dandan-norm/h200-plain summary -->
 
-Views: `summary` (one line per operator), `grid OP DTYPE` (rows by columns), `cases [OP]` (one line per case), `host
-[OP]` (host cost of a call) and `chart` (an SVG in docs/assets). Files whose name has `zh-CN` get Chinese headings.
+Views: `summary [PEER]` (one line per operator; ratios to the best peer, or to that one), `grid OP DTYPE` (rows by
+columns), `cases [OP]` (one line per case), `host [OP]` (host cost of a call) and `chart` (an SVG in docs/assets). Files
+whose name has `zh-CN` get Chinese headings.
+
+Matrix products, whose shapes have m, n and k: `summary` and `chart` take the calls that choose for themselves, by rows
+of a and layout of the weight; `grid OP DTYPE [KN]` is layers by rows, KN for weights of [K, N]; `kernels` has one line
+for each kernel that was forced by name and range of rows, `forced KERNEL [DTYPE]` one line for each of its cases.
 
 `--check` fails when a text or chart differs from its record, when a record lacks or doubles a case of
 `benchmarks/cases.py`, has a ratio that its own microseconds do not give, or was taken on other kernels than the
@@ -49,6 +54,9 @@ from dandan_ops_core.records import (  # noqa: E402
 BEGIN = re.compile(r"^<!-- report:begin (?P<name>.+?) -->$")
 END = re.compile(r"^<!-- report:end (?P<name>.+?) -->$")
 LARGE_BYTES = 100e6  # "above 100 MB" of the summary
+CHOOSING = ("auto", "fastest")  # variants that are no kernel's name
+KN = ", [K,N]"  # ends the name of a layer whose weight has rows along K, where the shape does not say so
+ROW_GROUPS = (16, 64, 256)  # up to so many rows of a, and more
 
 
 class ReportError(ValueError):
@@ -77,9 +85,19 @@ ENGLISH = {
     "host": "host µs per call",
     "none": "*Not measured yet.*",
     "grid": "µs of {op}, {dtype}; in brackets: best peer's time / ours",
+    "products": "µs of {op}, {dtype}, weights of {layout}, by rows of a; in brackets: best peer's time / ours{taken}",
+    "taken": "; † `auto` took torch, for both times",
+    "layer": "layer",
+    "weight": "weight",
+    "own": "by own kernels",
+    "bounds": "of the bound",
+    "flops": "TFLOP/s up to",
+    "tflops": "TFLOP/s",
+    "tbytes": "TB/s",
     "chart": "best peer's time / ours by operator and size",
     "caption": "{gpu}, driver {driver}, torch {torch}, CUDA {cuda}, SM clock {clock}, {date}. {how}",
     "how": "Median of CUDA-graph replays over rotating buffers; ratio = best peer's time / ours.",
+    "how_peer": "Median of CUDA-graph replays over rotating buffers; ratio = time of {peer} / ours.",
     "how_host": "Host time of one eager call: median over batches that take turns.",
     "failed": "Peers that could not run some of the cases: {names}.",
     "absent": "Peers that were not available: {names}.",
@@ -104,9 +122,19 @@ CHINESE = {
     "host": "每次调用的主机 µs",
     "none": "*尚未测量。*",
     "grid": "{op} 的 µs，{dtype}；括号内为最快对照的时间 / 本库时间",
+    "products": "{op} 的 µs，{dtype}，权重 {layout}，按 a 的行数；括号内为最快对照的时间 / 本库时间{taken}",
+    "taken": "；† 表示 `auto` 选择了 torch，两个时间都是它的",
+    "layer": "层",
+    "weight": "权重",
+    "own": "由自有内核",
+    "bounds": "达到物理下限的比例",
+    "flops": "最高 TFLOP/s",
+    "tflops": "TFLOP/s",
+    "tbytes": "TB/s",
     "chart": "各算子与规模下最快对照的时间 / 本库时间",
     "caption": "{gpu}，驱动 {driver}，torch {torch}，CUDA {cuda}，SM 频率 {clock}，{date}。{how}",
     "how": "轮换缓冲区上 CUDA graph 重放的中位数；比值 = 最快对照的时间 / 本库时间。",
+    "how_peer": "轮换缓冲区上 CUDA graph 重放的中位数；比值 = {peer} 的时间 / 本库时间。",
     "how_host": "一次即时调用的主机时间：轮流分批测量的中位数。",
     "failed": "有些用例无法运行的对照：{names}。",
     "absent": "未能使用的对照：{names}。",
@@ -212,29 +240,122 @@ def _ops(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.op for row in rows))
 
 
-def view_summary(record: Record, words: Mapping[str, str]) -> list[str]:
-    """One line per operator: cases, geometric mean, worst ratio and where, rate of large cases."""
+def _product(row: Row) -> bool:
+    return {"m", "n", "k"} <= set(row.shape)
+
+
+def _layout(row: Row) -> str:
+    """How the weight of a product lies in memory."""
+    return "[K, N]" if row.case.endswith(KN) or row.shape.get("weight_transposed") == 0 else "[N, K]"
+
+
+def _sizes(row: Row) -> str:
+    return " × ".join(str(row.shape[name]) for name in ("m", "n", "k")) if _product(row) else _shape(row)
+
+
+def _tflops(row: Row) -> float:
+    return 2 * row.shape["m"] * row.shape["n"] * row.shape["k"] / row.us / 1e6
+
+
+def _choosing(record: Record) -> list[Row]:
+    """The products whose kernel was not forced."""
+    return [row for row in record.rows if _product(row) and row.variant in CHOOSING]
+
+
+def _by_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of a product in groups by m, each with the range of m that it has."""
+    for low, high in zip((0, *ROW_GROUPS), (*ROW_GROUPS, math.inf), strict=True):
+        group = [row for row in rows if low < row.shape["m"] <= high]
+        if group:
+            first, last = (pick(row.shape["m"] for row in group) for pick in (min, max))
+            yield (str(first) if first == last else f"{first}–{last}"), group
+
+
+def _judged(rows: Sequence[Row], peer: str | None = None) -> list[str]:
+    """Geometric mean of the ratios to the best peer or the named one, the worst, and where it is."""
+    if peer is None:
+        compared = [(row.ratio, row) for row in rows if row.ratio is not None]
+    else:
+        compared = [(row.peers[peer] / row.us, row) for row in rows if peer in row.peers]
+    if not compared:
+        return ["", "", ""]
+    ratio, worst = min(compared, key=lambda pair: pair[0])
+    mean = geometric_mean(each for each, _ in compared)
+    return [f"{mean:.2f}", _ratio(ratio), f"{_sizes(worst)} {worst.dtype}"]
+
+
+def _reached(rows: Sequence[Row]) -> list[str]:
+    """Shares of the bound and the most operations a second, of what own kernels ran."""
+    own = [row for row in rows if row.route != "torch"]
+    shares = [100 * row.bound_us / row.us for row in own if row.bound_us]
+    share = f"{min(shares):.0f}–{max(shares):.0f} %" if shares else ""
+    return [share, f"{max(map(_tflops, own)):.0f}" if own else ""]
+
+
+def _product_summary(record: Record, words: Mapping[str, str], peer: str | None) -> list[str]:
+    """One line per operator, layout of the weight and range of rows."""
+    lines = []
+    rows = _choosing(record)
+    for op, layout in dict.fromkeys((row.op, _layout(row)) for row in rows):
+        for name, group in _by_rows([row for row in rows if (row.op, _layout(row)) == (op, layout)]):
+            own = sum(row.route != "torch" for row in group)
+            counts = [str(len(group)), str(own)]
+            lines.append([f"`{op}`", layout, name, *counts, *_judged(group, peer), *_reached(group)])
+    names = ("op", "weight", "m", "cases", "own", "geomean", "worst", "at", "bounds", "flops")
+    return _table([words.get(name, name) for name in names], lines, 7)
+
+
+def view_summary(record: Record, words: Mapping[str, str], peer: str | None = None) -> list[str]:
+    """One line per operator: cases, geometric mean, worst ratio and where, rate of large cases. Products: see there."""
+    if peer is not None and not any(peer in row.peers for row in record.rows):
+        raise ReportError(f"the record has no peer {peer!r}")
+    if record.rows and all(map(_product, record.rows)):
+        return _product_summary(record, words, peer)
     lines = []
     for op in _ops(record.rows):
         rows = _of(record, op)
-        compared = [row for row in rows if row.ratio is not None]
-        worst = min(compared, key=lambda row: row.ratio or 0.0) if compared else None
         rates = [row.gigabytes_per_s for row in rows if row.bytes >= LARGE_BYTES and row.gigabytes_per_s]
         rate = f"{min(rates) / 1e3:.2f}–{max(rates) / 1e3:.2f}" if rates else ""
-        mean = f"{geometric_mean(row.ratio for row in compared if row.ratio):.2f}" if compared else ""
-        place = f"{_shape(worst)} {worst.dtype}" if worst else ""
-        lines.append([f"`{op}`", str(len(rows)), mean, _ratio(worst.ratio) if worst else "", place, rate])
+        lines.append([f"`{op}`", str(len(rows)), *_judged(rows, peer), rate])
     head = [words[name] for name in ("op", "cases", "geomean", "worst", "at", "rate")]
     return _table(head, lines, 5)
 
 
-def view_grid(record: Record, words: Mapping[str, str], op: str, dtype: str) -> list[str]:
-    """Rows by columns of one operator and dtype; only cases whose shape has exactly these two sizes."""
+def _cell(row: Row) -> str:
+    return _us(row.us) + (f" ({_ratio(row.ratio)})" if row.ratio is not None else "")
+
+
+def _product_grid(record: Record, words: Mapping[str, str], op: str, dtype: str, layout: str) -> list[str]:
+    """Layers by rows of a."""
+    rows = [row for row in _choosing(record) if (row.op, row.dtype, _layout(row)) == (op, dtype, layout)]
+    if not rows:
+        raise ReportError(f"the record has no grid of {op} {dtype} with weights of {layout}")
+    columns = sorted({row.shape["m"] for row in rows})
+    layers: dict[tuple[int, int], dict[int, Row]] = {}
+    for row in rows:
+        layers.setdefault((row.shape["n"], row.shape["k"]), {})[row.shape["m"]] = row
+    lines = []
+    for (n, k), cells in layers.items():
+        name = next(iter(cells.values())).case.removesuffix(KN)
+        texts = [_cell(cells[m]) + "†" * (cells[m].route == "torch") if m in cells else "" for m in columns]
+        lines.append([name, f"{n} × {k}", *texts])
+    taken = words["taken"] if any(row.route == "torch" for row in rows) else ""
+    title = words["products"].format(op=f"`{op}`", dtype=dtype, layout=layout, taken=taken)
+    return [title, "", *_table([words["layer"], "n × k", *map(str, columns)], lines, len(columns))]
+
+
+def view_grid(record: Record, words: Mapping[str, str], op: str, dtype: str, weight: str = "NK") -> list[str]:
+    """Rows by columns of one operator and dtype; only cases whose shape has exactly these two sizes. Products: layers
+    by rows, of one layout of the weight.
+    """
+    if weight not in ("NK", "KN"):
+        raise ReportError(f"weights are NK or KN, not {weight!r}")
+    if all(map(_product, _of(record, op))):
+        return _product_grid(record, words, op, dtype, "[N, K]" if weight == "NK" else "[K, N]")
     cells: dict[tuple[int, int], str] = {}
     for row in _of(record, op):
         if row.dtype == dtype and set(row.shape) == {"rows", "cols"} and row.variant == "auto":
-            text = _us(row.us) + (f" ({_ratio(row.ratio)})" if row.ratio is not None else "")
-            cells[row.shape["rows"], row.shape["cols"]] = text
+            cells[row.shape["rows"], row.shape["cols"]] = _cell(row)
     if not cells:
         raise ReportError(f"the record has no grid of {op} {dtype}")
     columns = sorted({cols for _, cols in cells})
@@ -256,6 +377,41 @@ def view_cases(record: Record, words: Mapping[str, str], op: str | None = None) 
     return _table([words[name] for name in names], lines, 5)
 
 
+def _forced(record: Record) -> list[Row]:
+    rows = [row for row in record.rows if _product(row) and row.variant not in CHOOSING]
+    if not rows:
+        raise ReportError("the record has no products of a kernel forced by name")
+    return rows
+
+
+def view_kernels(record: Record, words: Mapping[str, str]) -> list[str]:
+    """Products of each kernel forced by name: one line per range of rows."""
+    lines = []
+    rows = _forced(record)
+    for kernel in dict.fromkeys(row.variant for row in rows):
+        for name, group in _by_rows([row for row in rows if row.variant == kernel]):
+            lines.append([f"`{kernel}`", name, str(len(group)), *_judged(group), *_reached(group)])
+    names = ("kernel", "m", "cases", "geomean", "worst", "at", "bounds", "flops")
+    return _table([words.get(name, name) for name in names], lines, 6)
+
+
+def view_forced(record: Record, words: Mapping[str, str], kernel: str, dtype: str | None = None) -> list[str]:
+    """Products of one kernel forced by name: one line per case."""
+    rows = [row for row in _forced(record) if row.variant == kernel and dtype in (None, row.dtype)]
+    if not rows:
+        raise ReportError(f"the record has no products of {kernel!r} forced by name" + (f", {dtype}" if dtype else ""))
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    lines = []
+    for row in rows:
+        share = f"{100 * row.bound_us / row.us:.0f} %" if row.bound_us else ""
+        rates = [f"{row.gigabytes_per_s / 1e3:.2f}" if row.gigabytes_per_s else "", f"{_tflops(row):.0f}"]
+        others = [_us(row.peers[name]) if name in row.peers else "" for name in peers]
+        lines.append([_sizes(row), row.dtype, _us(row.us), share, *rates, *others, _ratio(row.ratio)])
+    names = ("dtype", "us", "bound", "tbytes", "tflops")
+    head = ["m × n × k", *(words[name] for name in names), *(f"{name} µs" for name in peers), words["ratio"]]
+    return _table(head, lines, 5 + len(peers))
+
+
 def view_host(record: Record, words: Mapping[str, str], op: str | None = None) -> list[str]:
     """Host microseconds of an eager call, ours and the peers'."""
     rows = [row for row in _of(record, op) if row.host_us is not None]
@@ -271,15 +427,20 @@ def view_host(record: Record, words: Mapping[str, str], op: str | None = None) -
 
 
 VIEWS: dict[str, tuple[Callable[..., list[str]], range]] = {
-    "summary": (view_summary, range(1)),
-    "grid": (view_grid, range(2, 3)),
+    "summary": (view_summary, range(2)),
+    "grid": (view_grid, range(2, 4)),
     "cases": (view_cases, range(2)),
     "host": (view_host, range(2)),
+    "kernels": (view_kernels, range(1)),
+    "forced": (view_forced, range(1, 3)),
 }
 
 
-def caption(record: Record, kind: str, stale: Sequence[str], words: Mapping[str, str]) -> list[str]:
+def caption(
+    record: Record, kind: str, stale: Sequence[str], words: Mapping[str, str], peer: str | None = None
+) -> list[str]:
     """What the figures were taken on; and, where that is so, that the kernels have changed since."""
+    how = words["how_host"] if kind == "host" else words["how_peer"].format(peer=peer) if peer else words["how"]
     place = record.environment
     clock = f"{place['sm_clock']} MHz" if place.get("sm_clock") else "?"
     text = words["caption"].format(
@@ -289,7 +450,7 @@ def caption(record: Record, kind: str, stale: Sequence[str], words: Mapping[str,
         cuda=place.get("cuda") or "?",
         clock=clock,
         date=record.date,
-        how=words["how_host" if kind == "host" else "how"],
+        how=how,
     )
     lines = ["", text]
     if record.peers_unavailable:
@@ -304,8 +465,9 @@ def caption(record: Record, kind: str, stale: Sequence[str], words: Mapping[str,
 
 
 # ------------------------------------------------------------------------------------------------------------------
-# The chart: one panel per operator, size to the right, ratio upwards, both logarithmic. Own SVG, so that the same
-# record gives the same bytes everywhere.
+# The chart: one panel per operator, or per range of rows of a product; size to the right, ratio upwards, both
+# logarithmic. One colour per dtype and layout of the weight. Own SVG, so that the same record gives the same bytes
+# everywhere.
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart with colour-blind eyes
 WIDTH, PANEL, LEFT, RIGHT, TOP, GAP = 760, 150, 64, 16, 44, 46
@@ -322,16 +484,30 @@ def _bytes_text(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for op in _ops(rows):
+        of_op = [row for row in rows if row.op == op]
+        if all(map(_product, of_op)):
+            yield from ((f"{op}, m = {name}", group) for name, group in _by_rows(of_op))
+        else:
+            yield op, of_op
+
+
+def _series(row: Row) -> str:
+    return f"{row.dtype} [K, N]" if _layout(row) == "[K, N]" else row.dtype
+
+
 def chart(record: Record) -> str:
     """The SVG of a record's ratios. Raises ReportError where no row has both a ratio and bytes."""
-    rows = [row for row in record.rows if row.ratio is not None and row.bytes]
+    shown = [row for row in record.rows if not _product(row) or row.variant in CHOOSING]
+    rows = [row for row in shown if row.ratio is not None and row.bytes]
     if not rows:
         raise ReportError("the record has no ratios to draw")
-    ops, dtypes = _ops(rows), list(dict.fromkeys(row.dtype for row in rows))
+    panels, dtypes = list(_panels(rows)), list(dict.fromkeys(map(_series, rows)))
     ratios = [row.ratio for row in rows if row.ratio is not None]
     low, high = min(*ratios, 0.9) / 1.05, max(*ratios, 1.2) * 1.05
     small, large = min(row.bytes for row in rows) / 1.3, max(row.bytes for row in rows) * 1.3
-    height = TOP + len(ops) * (PANEL + GAP) + 4
+    height = TOP + len(panels) * (PANEL + GAP) + 4
     inner = WIDTH - LEFT - RIGHT
 
     def x(value: float) -> float:
@@ -352,9 +528,9 @@ def chart(record: Record) -> str:
         place, colour = LEFT + 110 * number, COLOURS[number % len(COLOURS)]
         out.append(f'<circle cx="{place + 4}" cy="30" r="4" fill="{colour}"/>')
         out.append(f'<text x="{place + 13}" y="34">{escape(dtype)}</text>')
-    for panel, op in enumerate(ops):
+    for panel, (name, group) in enumerate(panels):
         top = TOP + 14 + panel * (PANEL + GAP)
-        out.append(f'<text x="{LEFT}" y="{top - 4}" font-style="italic">{escape(op)}</text>')
+        out.append(f'<text x="{LEFT}" y="{top - 4}" font-style="italic">{escape(name)}</text>')
         out.append(f'<rect x="{LEFT}" y="{top}" width="{inner}" height="{PANEL}" fill="none" stroke="#999999"/>')
         for tick in _ticks(low, high, (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
             at = y(tick, top)
@@ -366,9 +542,9 @@ def chart(record: Record) -> str:
             out.append(f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{top + PANEL}" stroke="#eeeeee"/>')
             label = _bytes_text(tick)
             out.append(f'<text x="{at:.1f}" y="{top + PANEL + 15}" text-anchor="middle">{label}</text>')
-        for row in rows:
-            if row.op == op and row.ratio is not None:
-                colour = COLOURS[dtypes.index(row.dtype) % len(COLOURS)]
+        for row in group:
+            if row.ratio is not None:
+                colour = COLOURS[dtypes.index(_series(row)) % len(COLOURS)]
                 spot = f'cx="{x(row.bytes):.1f}" cy="{y(row.ratio, top):.1f}" r="3"'
                 about = escape(f"{_shape(row)} {row.dtype}: {row.ratio:.2f}× {row.best_peer}")
                 out.append(f'<circle {spot} fill="{colour}" fill-opacity="0.75"><title>{about}</title></circle>')
@@ -410,7 +586,8 @@ def _view(project: Project, path: Path, marker: str, rendered: Rendered) -> list
         if len(arguments) not in accepts:
             raise ReportError(f"{kind} takes {accepts[0]} to {accepts[-1]} arguments, got {len(arguments)}")
         body = make(record, words, *arguments)
-    return [*body, *caption(record, kind, project.stale_kernels(name), words)]
+    peer = arguments[0] if kind == "summary" and arguments else None
+    return [*body, *caption(record, kind, project.stale_kernels(name), words, peer)]
 
 
 def render_text(project: Project, path: Path, text: str, rendered: Rendered) -> str:

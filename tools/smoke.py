@@ -17,10 +17,26 @@ from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from types import ModuleType
 
+CORE_MODULES = (
+    "backend",
+    "benchmark",
+    "build",
+    "calibrate",
+    "device",
+    "loader",
+    "model_shapes",
+    "profiles",
+    "records",
+    "registry",
+    "shape_lists",
+    "tensors",
+    "testing",
+)
+
 
 def check_core(module: ModuleType) -> None:
     """The modules that the other packages use are there, and the environment report runs."""
-    for name in ("backend", "loader", "profiles", "device", "testing", "benchmark", "build"):
+    for name in CORE_MODULES:
         importlib.import_module(f"dandan_ops_core.{name}")
     collect_env = importlib.import_module("dandan_ops_core.collect_env")
     printed = io.StringIO()

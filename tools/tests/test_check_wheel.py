@@ -176,12 +176,30 @@ METADATA = (
     "Metadata-Version: 2.4\nName: dandan-norm\nVersion: 0.1.0\nRequires-Python: >=3.10\n"
     "Requires-Dist: torch>=2.9\nRequires-Dist: dandan-ops-core<0.2,>=0.1\n"
 )
+TABLE = {
+    "schema": 1,
+    "package": "dandan-norm",
+    "device": "NVIDIA H200",
+    "torch": "2.11.0",
+    "cuda": "13.0",
+    "rows": [
+        {
+            "op": "rms_norm",
+            "dtype": "float16",
+            "shape": {"cols": 4096},
+            "kernel": "sm80_row.r8.4",
+            "kernel_fingerprint": "1",
+            "ratio": 1.1,
+            "record": "h200-calibration.json",
+        }
+    ],
+}
 NO_LIBRARY = {**INFO, "library": None, "reason": "DANDAN_BUILD_CUDA=0", "architectures": [], "ptx": []}
 WHEEL = {
     "dandan_norm/__init__.py": "",
     "dandan_norm/py.typed": "",
     "dandan_norm/sub/ops.py": "",
-    "dandan_norm/profiles/h200.json": "{}",
+    "dandan_norm/profiles/h200.json": json.dumps(TABLE),
     "dandan_norm/_build_info.json": json.dumps(NO_LIBRARY),
     f"{META}/METADATA": METADATA,
     f"{META}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -225,6 +243,19 @@ def test_a_good_wheel(tool: Callable[[str], ModuleType], tmp_path: Path) -> None
         ({"dandan_norm/_build_info.json": json.dumps({**NO_LIBRARY, "version": "0.2.0"})}, "has version '0.2.0'"),
         ({"dandan_norm/_build_info.json": json.dumps({**NO_LIBRARY, "library": "x"})}, "has library 'x'"),
         ({"dandan_norm/_build_info.json": json.dumps({**NO_LIBRARY, "reason": None})}, "has the reason None"),
+        ({"dandan_norm/profiles/h200.json": "{"}, "profiles/h200.json is no route table: "),
+        (
+            {"dandan_norm/profiles/h200.json": "{}"},
+            "profiles/h200.json is no route table: schema: wanted 1, found None",
+        ),
+        (
+            {"dandan_norm/profiles/h200.json": json.dumps({**TABLE, "package": "dandan-gemm"})},
+            "is a table of dandan-gemm",
+        ),
+        (
+            {"dandan_norm/_build_info.json": json.dumps({**NO_LIBRARY, "fingerprints": {"sm80_row": "9"}})},
+            "profiles/h200.json has 1 of 1 rows for other kernels than the wheel's, the first for sm80_row.r8.4",
+        ),
     ],
 )
 def test_each_fault_of_a_wheel(
@@ -303,7 +334,7 @@ def test_the_build_helper_of_core_is_no_build_folder(tool: Callable[[str], Modul
 @pytest.mark.parametrize("headers", [True, False])
 def test_the_headers_of_core(tool: Callable[[str], ModuleType], tmp_path: Path, headers: bool) -> None:
     names = {name.replace("dandan_norm", "dandan_ops_core"): text for name, text in WHEEL.items()}
-    del names["dandan_ops_core/_build_info.json"]
+    del names["dandan_ops_core/_build_info.json"], names["dandan_ops_core/profiles/h200.json"]
     names["dandan_ops_core/build/plan.py"] = ""
     if headers:
         names["dandan_ops_core/include/dandan/ptx/pdl.cuh"] = ""

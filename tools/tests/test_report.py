@@ -170,6 +170,93 @@ def test_chart_is_valid_deterministic_and_linked_from_everywhere(tree: Tree) -> 
     assert report.chart(record) == report.chart(record) == picture.read_text(encoding="utf-8")
 
 
+def test_summary_of_one_peer_leaves_the_others_out(tree: Tree) -> None:
+    tree.put("README.md", pair("dandan-norm/h200-plain summary torch"))
+    assert tree.write() == 0
+    # 4.0 / 1.5; the large cases were not measured with torch
+    assert "| `rms_norm` | 4 | 2.67 | 2.67 | 1 × 4096 float16 | 4.19–4.19 |" in tree.readme()
+    assert "ratio = time of torch / ours." in tree.readme()
+
+
+PRODUCT_VIEWS = ("summary", "grid gemm float16", "grid gemm float16 KN", "kernels", "forced skinny", "chart")
+# m, us, torch's us, other keys: two chosen rows of [N, K], two of [K, N] by name and by shape, one forced.
+PRODUCTS: tuple[tuple[int, float, float, dict[str, Any]], ...] = (
+    (1, 4.0, 8.0, {}),
+    (16, 5.0, 5.0, {"route": "torch"}),
+    (256, 10.0, 9.0, {"case": "o, [K,N]"}),
+    (1024, 20.0, 22.0, {"shape": {"m": 1024, "n": 4096, "k": 1024, "weight_transposed": 0}, "variant": "fastest"}),
+    (1, 6.0, 3.0, {"variant": "skinny", "bound_us": 1.5}),
+)
+
+
+@pytest.fixture
+def products(tmp_path: Path) -> Tree:
+    """A project whose record holds matrix products."""
+    made = Tree(tmp_path)
+    rows = []
+    for m, us, torch, changes in PRODUCTS:
+        shape = {"m": m, "n": 4096, "k": 1024}
+        own = {
+            "op": "gemm",
+            "case": "o",
+            "route": "skinny",
+            "shape": shape,
+            "bound_us": 2.0,
+            "bytes": 8388608,
+            "us": us,
+        }
+        row = made.row(**{**own, "peers": {"torch": torch}, "best_peer": "torch", "ratio": torch / us, **changes})
+        rows.append({**row, "kernel_fingerprint": None if row["route"] == "torch" else made.kernel})
+    made.put("packages/dandan-norm/csrc/skinny.cu", KERNEL)
+    made.change(lambda data: data.update(rows=rows))
+    keys = [(r["op"], r["case"], r["shape"], r["dtype"], r["variant"]) for r in rows]
+    made.put(
+        "packages/dandan-norm/benchmarks/cases.py",
+        f"from dandan_ops_core.records import Case\nCASES = [Case('plain', *key, bytes=8388608) for key in {keys!r}]\n",
+    )
+    for name in ("README.zh-CN.md", "docs/deep/page.md"):
+        made.put(name, "nothing\n")
+    made.put("README.md", "".join(pair(f"dandan-norm/h200-plain {view}") for view in PRODUCT_VIEWS))
+    assert made.write() == 0
+    return made
+
+
+def test_products_are_told_apart_by_layout_rows_and_kernel(products: Tree) -> None:
+    assert products.check() == []
+    text = products.readme()
+    # sqrt(2 * 1); of torch's own call neither the share of the bound nor the rate counts
+    assert "| `gemm` | [N, K] | 1–16 | 2 | 1 | 1.41 | 1.00 | 16 × 4096 × 1024 float16 | 50–50 % | 2 |" in text
+    assert "| `gemm` | [K, N] | 256 | 1 | 1 | 0.90 | 0.90 | 256 × 4096 × 1024 float16 | 20–20 % | 215 |" in text
+    assert "| `gemm` | [K, N] | 1024 | 1 | 1 | 1.10 | 1.10 | 1024 × 4096 × 1024 float16 | 10–10 % | 429 |" in text
+    assert "| layer | n × k | 1 | 16 |" in text
+    assert "| o | 4096 × 1024 | 4.00 (2.00) | 5.00 (1.00)† |" in text
+    assert "† `auto` took torch" in text
+    assert "| o | 4096 × 1024 | 10.00 (0.90) | 20.00 (1.10) |" in text
+    assert "| `skinny` | 1 | 1 | 0.50 | 0.50 | 1 × 4096 × 1024 float16 | 25–25 % | 1 |" in text
+    assert "| 1 × 4096 × 1024 | float16 | 6.00 | 25 % | 1.40 | 1 | 3.00 | 0.50 |" in text
+
+
+def test_chart_of_products_has_a_panel_for_each_range_of_rows_and_no_forced_kernel(products: Tree) -> None:
+    text = (products.root / "docs" / "assets" / "dandan-norm-h200-plain.svg").read_text(encoding="utf-8")
+    assert [name for name in ("1–16", "256", "1024") if f">gemm, m = {name}</text>" in text] == ["1–16", "256", "1024"]
+    assert ">float16 [K, N]</text>" in text
+    points = [each for each in ET.fromstring(text).iter() if each.tag.endswith("circle") and each.get("r") == "3"]
+    assert len(points) == 4
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        ("grid gemm bfloat16 KN", "the record has no grid of gemm bfloat16 with weights of [K, N]"),
+        ("forced sm80_mma", "the record has no products of 'sm80_mma' forced by name"),
+        ("forced skinny bfloat16", "the record has no products of 'skinny' forced by name, bfloat16"),
+    ],
+)
+def test_products_that_the_record_lacks_are_found(products: Tree, view: str, message: str) -> None:
+    products.put("README.md", pair(f"dandan-norm/h200-plain {view}"))
+    assert any(text.endswith(message) for text in products.check()), products.check()
+
+
 def test_changed_figure_in_a_document_is_found(tree: Tree) -> None:
     tree.put("README.md", tree.readme().replace("| 1.20 | 8 ×", "| 1.90 | 8 ×"))
     (problem,) = [text for text in tree.check() if text.startswith("README.md:")]
@@ -261,11 +348,18 @@ def pair(name: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (pair("dandan-norm/h200-plain pie"), "unknown view 'pie'; views are summary, grid, cases, host, chart"),
+        (
+            pair("dandan-norm/h200-plain pie"),
+            "unknown view 'pie'; views are summary, grid, cases, host, kernels, forced, chart",
+        ),
         (pair("dandan-norm/h200-plain"), "unknown view ''"),
         (pair("dandan-norm/h200-plain cases softmax"), "the record has no operator 'softmax'"),
         (pair("dandan-norm/h200-plain grid argmax float32"), "the record has no grid of argmax float32"),
-        (pair("dandan-norm/h200-plain grid"), "grid takes 2 to 2 arguments, got 0"),
+        (pair("dandan-norm/h200-plain grid"), "grid takes 2 to 3 arguments, got 0"),
+        (pair("dandan-norm/h200-plain grid rms_norm float16 MN"), "weights are NK or KN, not 'MN'"),
+        (pair("dandan-norm/h200-plain summary cublas"), "the record has no peer 'cublas'"),
+        (pair("dandan-norm/h200-plain kernels"), "the record has no products of a kernel forced by name"),
+        (pair("dandan-norm/h200-plain forced skinny"), "the record has no products of a kernel forced by name"),
         ("<!-- report:begin a summary -->\nkept\n", "'a summary' is never ended"),
         ("kept\n<!-- report:end a summary -->\n", "marker 'a summary' where there is no open marker"),
         ("<!-- report:begin a cases -->\nkept\n<!-- report:end b cases -->", "where there is the end of 'a cases'"),

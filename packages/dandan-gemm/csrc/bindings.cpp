@@ -177,7 +177,7 @@ Choice profile_row(const Problem& p) {
   return found == table.rows.end() ? Choice{} : found->second;
 }
 
-// "skinny", or "skinny.r8.4": one of its configurations with so many slices of K. Kernel kAuto for anything else.
+// "skinny", or "skinny.8x128.1": one of its configurations with so many slices of K. Kernel kAuto for anything else.
 Choice parse_choice(const std::string& text) {
   const std::vector<std::string> parts = host::split_text(text, '.');
   Choice choice;

@@ -102,8 +102,7 @@ struct SkinnyShape {
   int warps;
   int depth;      // slices of a warp in flight
   int registers;  // of a thread, up to 8 rows
-  // For the cost model of routes.h, fitted on an H200 (2026-12). The static ones are of launches that read b ahead; the model does not use them, since its
-  // choices by them were slower than those by the plain ones.
+  // Of an earlier cost model; that of routes.h has its own numbers.
   double ramp, static_ramp, static_split_ramp, tail;
 };
 

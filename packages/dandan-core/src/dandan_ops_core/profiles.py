@@ -8,7 +8,7 @@ user's own):
                "kernel_fingerprint": "3f1c...", "ratio": 1.21, "record": "h200-plain.json"}]}
 
 A kernel may be followed by one of its configurations and by a number of slices, where the package's kernels have them:
-`skinny.r8.4`. A row that names torch has the fingerprint of all own kernels together (`route_fingerprint`).
+`skinny.8x128.1`. A row that names torch has the fingerprint of all own kernels together (`route_fingerprint`).
 
 Tables are strict because a stale route is worse than none: a row counts only on the same device name, torch version,
 CUDA version and kernel fingerprint, and serves one exact shape. Of a table that is truncated, foreign or older
@@ -254,7 +254,7 @@ def _match(table: Table, package: str, device_info: DeviceInfo) -> None:
 def route_fingerprint(fingerprints: Mapping[str, str], kernel: str) -> str | None:
     """What a row keeps as its kernel's fingerprint; None when the sources have no such kernel.
 
-    For `skinny.r8.4` that of `skinny`. For torch that of all own kernels together, because torch won against them and a
+    For `skinny.8x128.1` that of `skinny`. For torch that of all own kernels together, because torch won against them and a
     change of any of them reopens the question.
     """
     if kernel != TORCH:
