@@ -7,11 +7,12 @@
 #include <dandan/host/aten.h>
 #include <dandan/host/binding.h>
 #include <dandan/host/device.h>
+#include <dandan/host/matrix.h>
+#include <dandan/host/selection.h>
 #include <dandan/host/tensor.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -36,11 +37,7 @@ struct Call {
   Tensor out;                      // given by the caller or allocated
   int64_t k() const { return a.sizes[a.ndim - 1]; }
   int64_t n() const { return b.sizes[weight_transposed ? 0 : 1]; }
-  int64_t m() const {
-    int64_t rows = 1;
-    for (int64_t d = 0; d + 1 < a.ndim; ++d) rows *= a.sizes[d];
-    return rows;
-  }
+  int64_t m() const { return host::row_count(a); }
 };
 
 enum class Form { kAllocate, kOut, kInfo, kTile, kCandidates };
@@ -71,13 +68,6 @@ Call read_call(Form form, host::Arguments& arguments, int64_t* arch) {
 
 // ---------------------------------------------------------------- the rules
 
-bool supported_dtype(int32_t dtype, DType* out = nullptr) {
-  static const int32_t half = aoti_torch_dtype_float16(), bfloat16 = aoti_torch_dtype_bfloat16();
-  if (dtype != half && dtype != bfloat16) return false;
-  if (out != nullptr) *out = dtype == half ? DType::kHalf : DType::kBFloat16;
-  return true;
-}
-
 void check_like_a(const Call& call, const char* argument, const Tensor& t) {
   if (!t.on(call.a.device_type, call.a.device_index)) {
     host::value_error(std::string("gemm: ") + argument + " is on " + host::device_text(t) + " but a is on " + host::device_text(call.a));
@@ -86,21 +76,10 @@ void check_like_a(const Call& call, const char* argument, const Tensor& t) {
   host::type_error(std::string("gemm: ") + argument + " has dtype " + host::dtype_name(t.dtype) + " but a has dtype " + host::dtype_name(call.a.dtype));
 }
 
-std::string result_shape(const Call& call) {
-  std::string text = "[";
-  for (int64_t d = 0; d + 1 < call.a.ndim; ++d) text += std::to_string(call.a.sizes[d]) + ", ";
-  return text + std::to_string(call.n()) + "]";
-}
-
-bool has_result_shape(const Call& call, const Tensor& t) {
-  if (t.ndim != call.a.ndim || t.sizes[t.ndim - 1] != call.n()) return false;
-  return std::equal(t.sizes, t.sizes + t.ndim - 1, call.a.sizes);
-}
-
 void check_out(const Call& call) {
   check_like_a(call, "out", call.out);
-  if (!has_result_shape(call, call.out)) {
-    host::value_error("gemm: out has shape " + host::shape_text(call.out) + "; " + result_shape(call) + " is needed");
+  if (!host::has_result_shape(call.a, call.n(), call.out)) {
+    host::value_error("gemm: out has shape " + host::shape_text(call.out) + "; " + host::result_shape(call.a, call.n()) + " is needed");
   }
   if (host::overlaps_itself(call.out)) host::value_error("gemm: elements of out share memory");
   for (const auto& [name, t] : {std::pair<const char*, const Tensor*>{"a", &call.a}, {"b", &call.b}, {"bias", &call.bias}}) {
@@ -110,7 +89,8 @@ void check_out(const Call& call) {
 
 void validate(const Call& call) {
   if (call.a.ndim < 1) host::value_error("gemm: a has 0 dimensions; at least 1 is needed");
-  if (!supported_dtype(call.a.dtype)) {
+  DType dtype;
+  if (!host::is_half_dtype(call.a.dtype, &dtype)) {
     host::type_error(std::string("gemm: a has dtype ") + host::dtype_name(call.a.dtype) + "; float16 and bfloat16 are supported");
   }
   check_like_a(call, "b", call.b);
@@ -159,23 +139,12 @@ constexpr const char* kProfileForm = "gemm;dtype;k=K,m=M,n=N or that with ,weigh
 
 using ProfileKey = std::array<int64_t, 5>;
 
-struct ProfileTable {
-  std::mutex mutex;
-  std::map<ProfileKey, Choice> rows;
-  std::atomic<uint64_t> generation{0};  // remembered routes of another generation are forgotten
-};
-
-ProfileTable& profiles() {
-  static ProfileTable table;
+host::ProfileTable<ProfileKey, Choice>& profiles() {
+  static host::ProfileTable<ProfileKey, Choice> table;
   return table;
 }
 
-Choice profile_row(const Problem& p) {
-  ProfileTable& table = profiles();
-  const std::lock_guard<std::mutex> lock(table.mutex);
-  const auto found = table.rows.find(ProfileKey{static_cast<int64_t>(p.dtype), p.weight_transposed ? 1 : 0, p.m, p.n, p.k});
-  return found == table.rows.end() ? Choice{} : found->second;
-}
+Choice profile_row(const Problem& p) { return profiles().find({static_cast<int64_t>(p.dtype), p.weight_transposed ? 1 : 0, p.m, p.n, p.k}); }
 
 // "skinny", or "skinny.8x128.1": one of its configurations with so many slices of K. Kernel kAuto for anything else.
 Choice parse_choice(const std::string& text) {
@@ -206,51 +175,10 @@ void set_profile(const std::string& text) {
     if (line.op != "gemm" || dtype < 0 || !sizes || choice.kernel == Backend::kAuto) host::bad_profile_line(line.text, kProfileForm);
     rows[ProfileKey{dtype, transposed, m, n, k}] = choice;
   }
-  ProfileTable& table = profiles();
-  const std::lock_guard<std::mutex> lock(table.mutex);
-  table.rows = std::move(rows);
-  table.generation.fetch_add(1, std::memory_order_release);
+  profiles().replace(std::move(rows));
 }
 
 // ---------------------------------------------------------------- from a call to a launch
-
-constexpr int64_t kPerVector = 16 / kElementSize;
-
-int64_t round_up(int64_t value) { return (value + kPerVector - 1) / kPerVector * kPerVector; }
-
-// Matrix rows in memory. `in_place` false: no such rows, the tensor has to be copied.
-struct Rows {
-  bool in_place = false;
-  int64_t stride = 0;
-  bool aligned = false;
-};
-
-// One row dimension instead of `dims` leading ones: true where they have a common stride, 0 for one row.
-bool merge_rows(const Tensor& t, int64_t dims, int64_t* stride) {
-  *stride = 0;
-  int64_t span = -1;
-  for (int64_t d = dims - 1; d >= 0; --d) {
-    if (t.sizes[d] == 1) continue;
-    if (span < 0) *stride = t.strides[d];
-    if (span >= 0 && t.strides[d] != span) return false;
-    span = t.strides[d] * t.sizes[d];
-  }
-  return true;
-}
-
-// TMA takes strides below 2^40 bytes, and rows that do not overlap.
-Rows make_rows(const void* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
-  if (col_stride != 1 && cols > 1) return {};
-  Rows found;
-  found.in_place = true;
-  found.stride = rows == 1 ? round_up(cols) : row_stride;  // nobody steps from one row to the next
-  found.aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && found.stride % kPerVector == 0 && found.stride >= cols &&
-                  found.stride < (int64_t{1} << 39);
-  return found;
-}
-
-// Rows of a copy: they start at multiples of 16 bytes.
-Rows copied_rows(int64_t cols) { return {false, round_up(cols), round_up(cols) < (int64_t{1} << 39)}; }
 
 struct Plan {
   Problem problem;
@@ -269,11 +197,11 @@ void place_b(const Call& call, Plan* plan) {
   const Tensor& b = call.b;
   const auto rows_in = [&](bool transposed) {
     const int r = transposed == call.weight_transposed ? 0 : 1;  // the dimension whose steps are from row to row
-    return make_rows(b.data, b.sizes[r], b.sizes[1 - r], b.strides[r], b.strides[1 - r]);
+    return host::matrix_rows(b.data, b.sizes[r], b.sizes[1 - r], b.strides[r], b.strides[1 - r]);
   };
-  const Rows given = rows_in(call.weight_transposed), other = rows_in(!call.weight_transposed);
+  const host::MatrixRows given = rows_in(call.weight_transposed), other = rows_in(!call.weight_transposed);
   const bool flip = other.in_place && (!given.in_place || (other.aligned && !given.aligned));
-  const Rows chosen = flip ? other : given.in_place ? given : copied_rows(b.sizes[1]);
+  const host::MatrixRows chosen = flip ? other : given.in_place ? given : host::copied_rows(b.sizes[1]);
   plan->copy_b = !chosen.in_place;
   plan->params.b = chosen.in_place ? b.data : nullptr;
   plan->params.b_stride = chosen.stride;
@@ -290,11 +218,12 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   p.n = call.n();
   p.k = call.k();
 
-  plan.a_merges = merge_rows(call.a, call.a.ndim - 1, &plan.a_row_stride);
-  Rows a = plan.a_merges ? make_rows(call.a.data, p.m, p.k, plan.a_row_stride, call.a.strides[call.a.ndim - 1]) : Rows{};
+  plan.a_merges = host::merge_rows(call.a, call.a.ndim - 1, &plan.a_row_stride);
+  host::MatrixRows a;
+  if (plan.a_merges) a = host::matrix_rows(call.a.data, p.m, p.k, plan.a_row_stride, call.a.strides[call.a.ndim - 1]);
   if (!a.in_place) {
     plan.copy_a = true;
-    a = copied_rows(p.k);
+    a = host::copied_rows(p.k);
   }
   p.a = plan.copy_a ? nullptr : call.a.data;
   p.a_stride = a.stride;
@@ -305,10 +234,11 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
     p.bias = plan.copy_bias ? nullptr : call.bias.data;
   }
 
-  Rows out = make_rows(nullptr, p.m, p.n, p.n, 1);
+  host::MatrixRows out = host::matrix_rows(nullptr, p.m, p.n, p.n, 1);
   if (call.out) {
-    plan.out_merges = merge_rows(call.out, call.out.ndim - 1, &plan.out_row_stride);
-    const Rows given = plan.out_merges ? make_rows(call.out.data, p.m, p.n, plan.out_row_stride, call.out.strides[call.out.ndim - 1]) : Rows{};
+    plan.out_merges = host::merge_rows(call.out, call.out.ndim - 1, &plan.out_row_stride);
+    host::MatrixRows given;
+    if (plan.out_merges) given = host::matrix_rows(call.out.data, p.m, p.n, plan.out_row_stride, call.out.strides[call.out.ndim - 1]);
     plan.copy_out = !given.in_place;
     if (given.in_place) out = given;
     p.out = given.in_place ? call.out.data : nullptr;
@@ -319,7 +249,7 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   problem.code_arch = code_arch;
   problem.own_code = host::has_own_code(arch, "90a");
   problem.sm_count = sm_count;
-  supported_dtype(call.a.dtype, &problem.dtype);
+  host::is_half_dtype(call.a.dtype, &problem.dtype);
   problem.m = p.m;
   problem.n = p.n;
   problem.k = p.k;
@@ -334,29 +264,12 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   return plan;
 }
 
-// select(), remembered: decoding asks for the same few shapes again and again, and the estimates of all candidates take microseconds.
 Route remembered_select(const Problem& asked) {
-  struct Entry {
-    Problem problem;
-    uint64_t generation = 0;
-    Route route;
-  };
-  constexpr size_t kEntries = 256;
-  static thread_local std::vector<Entry> entries(kEntries);
-  uint64_t hash = 0;
-  for (const int64_t value : {asked.m, asked.n, asked.k, static_cast<int64_t>(asked.backend)}) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15u;
-  }
-  Entry& entry = entries[(hash >> 32) % kEntries];
-  const uint64_t generation = profiles().generation.load(std::memory_order_acquire) + 1;
-  if (entry.generation == generation && entry.problem == asked) return entry.route;
-  Problem problem = asked;
-  problem.profile = profile_row(asked);
-  entry.generation = 0;
-  entry.route = select(problem);
-  entry.problem = asked;
-  entry.generation = generation;
-  return entry.route;
+  return host::remembered<Route>(asked, profiles().generation(), [](const Problem& forgotten) {
+    Problem problem = forgotten;
+    problem.profile = profile_row(problem);
+    return select(problem);
+  });
 }
 
 using Launcher = void (*)(DType, const Params&, const Launch&);
@@ -395,34 +308,11 @@ void load_profile_once() {
   });
 }
 
-// `t` in new memory whose last dimension is `cols` elements apart and the others follow it.
-Tensor copied(const Tensor& t, int64_t cols) {
-  int64_t strides[64];
-  int64_t step = cols;
-  strides[t.ndim - 1] = 1;
-  for (int64_t d = t.ndim - 2; d >= 0; --d) {
-    strides[d] = step;
-    step *= t.sizes[d] > 1 ? t.sizes[d] : 1;
-  }
-  AtenTensorHandle handle = nullptr;
-  host::check_shim(aoti_torch_empty_strided(t.ndim, t.sizes, strides, t.dtype, t.device_type, t.device_index, &handle), "allocate a tensor");
-  Tensor copy(handle);
-  host::copy_into(copy, t);
-  return copy;
-}
-
-Tensor allocate_result(const Call& call) {
-  int64_t sizes[64];
-  std::copy(call.a.sizes, call.a.sizes + call.a.ndim - 1, sizes);
-  sizes[call.a.ndim - 1] = call.n();
-  return host::empty(call.a.ndim, sizes, call.a.dtype, call.a.device_type, call.a.device_index);
-}
-
 // The torch route: what torch.mm and torch.addmm launch, on the memory of the caller.
 void run_torch(const Call& call, const Plan& plan, const Tensor& out, int64_t out_row_stride) {
   const int64_t m = plan.params.m, n = plan.params.n, k = plan.params.k, last = call.a.ndim - 1;
   Tensor copy;
-  if (!plan.a_merges) copy = copied(call.a, k);
+  if (!plan.a_merges) copy = host::copied(call.a, k);
   const Tensor& a = copy ? copy : call.a;
   const int64_t a_step = a.strides[last];
   const Tensor rows = host::matrix_view(a, m, k, m == 1 ? std::max<int64_t>(k * a_step, 1) : copy ? k : plan.a_row_stride, a_step);
@@ -436,9 +326,9 @@ void run_torch(const Call& call, const Plan& plan, const Tensor& out, int64_t ou
 void run_kernel(const Call& call, Plan* plan, const host::DeviceFacts& facts, const Tensor& out) {
   Tensor a, b, bias;
   Params& p = plan->params;
-  if (plan->copy_a) a = copied(call.a, p.a_stride), p.a = a.data;
-  if (plan->copy_b) b = copied(call.b, p.b_stride), p.b = b.data;
-  if (plan->copy_bias) bias = copied(call.bias, p.n), p.bias = bias.data;
+  if (plan->copy_a) a = host::copied(call.a, p.a_stride), p.a = a.data;
+  if (plan->copy_b) b = host::copied(call.b, p.b_stride), p.b = b.data;
+  if (plan->copy_bias) bias = host::copied(call.bias, p.n), p.bias = bias.data;
   p.out = out.data;
   launch_plan(*plan, facts, out);
 }
@@ -451,14 +341,8 @@ void run(Form form, StableIValue* stack) {
   const host::DeviceGuard guard(index);
   const bool given = static_cast<bool>(call.out);
   if (call.m() == 0 || call.n() == 0 || call.k() == 0) {
-    if (!given) call.out = allocate_result(call);
-    if (call.m() != 0 && call.n() != 0) {
-      if (call.bias) {
-        host::copy_into(call.out, call.bias);
-      } else {
-        host::fill_zero(call.out);
-      }
-    }
+    if (!given) call.out = host::empty_result(call.a, call.n());
+    if (call.m() != 0 && call.n() != 0) host::fill_empty_sums(call.out, call.bias);
   } else {
     const host::DeviceFacts& facts = host::device_facts(index);
     load_profile_once();
@@ -468,7 +352,7 @@ void run(Form form, StableIValue* stack) {
     const bool torch = plan.route.kernel == Backend::kTorch;
     const bool temporary = !given || (torch ? !plan.out_merges : plan.copy_out);
     Tensor result;
-    if (temporary) result = allocate_result(call);
+    if (temporary) result = host::empty_result(call.a, call.n());
     const Tensor& out = temporary ? result : call.out;
     if (torch) {
       run_torch(call, plan, out, temporary ? call.n() : plan.out_row_stride);
@@ -483,25 +367,13 @@ void run(Form form, StableIValue* stack) {
 
 // ---------------------------------------------------------------- what a call would do
 
-std::string microseconds(double us) {
-  const int64_t ns = static_cast<int64_t>(std::min(us, 1e12) * 1000.0 + 0.5);
-  const std::string digits = std::to_string(ns % 1000);
-  return std::to_string(ns / 1000) + "." + std::string(3 - digits.size(), '0') + digits;
-}
-
-std::string names(const std::vector<const char*>& list) {
-  std::string text = "[";
-  for (size_t i = 0; i < list.size(); ++i) text += (i > 0 ? ", " : "") + host::quoted(list[i]);
-  return text + "]";
-}
-
 std::string copies(const Plan& plan, bool torch) {
   std::vector<const char*> list;
   if (torch ? !plan.a_merges : plan.copy_a) list.push_back("a");
   if (!torch && plan.copy_b) list.push_back("b");
   if (!torch && plan.copy_bias) list.push_back("bias");
   if (torch ? !plan.out_merges : plan.copy_out) list.push_back("out");
-  return names(list);
+  return host::json(list);
 }
 
 // The plan of a call that is only asked about. `arch` 0 asks the device of a; another number stands for a device of that architecture, so that routes can
@@ -547,7 +419,7 @@ void info(StableIValue* stack) {
                            ", \"reason\": " + host::quoted(route.reason) +
                            ", \"fallback_reason\": " + (*route.fallback != '\0' ? host::quoted(route.fallback) : "null") +
                            ", \"profile\": " + host::json(route.profile) + ", \"copies\": " + (nothing ? "[]" : copies(plan, torch)) +
-                           ", \"config\": " + config + ", \"split\": " + std::to_string(route.tile.split) + ", \"us\": " + microseconds(route.us) +
+                           ", \"config\": " + config + ", \"split\": " + std::to_string(route.tile.split) + ", \"us\": " + host::microseconds(route.us) +
                            ", \"workspace\": " + std::to_string(torch ? 0 : workspace_bytes(route.kernel, route.tile, plan.problem)) + ", " +
                            problem_text(plan.problem) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());
@@ -578,7 +450,7 @@ void candidates(StableIValue* stack) {
     const Candidate& c = found[i];
     const std::string config = c.kernel == Backend::kTorch ? "null" : host::quoted(configs_of(c.kernel).configs[c.config].name);
     text += std::string(i > 0 ? ", " : "") + "{\"kernel\": " + host::quoted(backend_name(c.kernel)) + ", \"config\": " + config +
-            ", \"number\": " + std::to_string(c.config) + ", \"split\": " + std::to_string(c.split) + ", \"us\": " + microseconds(c.us) + "}";
+            ", \"number\": " + std::to_string(c.config) + ", \"split\": " + std::to_string(c.split) + ", \"us\": " + host::microseconds(c.us) + "}";
   }
   text += "], \"obstacles\": {" + refused + "}, " + problem_text(plan.problem) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());

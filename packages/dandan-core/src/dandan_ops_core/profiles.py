@@ -254,8 +254,8 @@ def _match(table: Table, package: str, device_info: DeviceInfo) -> None:
 def route_fingerprint(fingerprints: Mapping[str, str], kernel: str) -> str | None:
     """What a row keeps as its kernel's fingerprint; None when the sources have no such kernel.
 
-    For `skinny.8x128.1` that of `skinny`. For torch that of all own kernels together, because torch won against them and a
-    change of any of them reopens the question.
+    For `skinny.8x128.1` that of `skinny`. For torch that of all own kernels together, because torch won against them
+    and a change of any of them reopens the question.
     """
     if kernel != TORCH:
         return kernel_fingerprint(fingerprints, kernel.partition(".")[0])
