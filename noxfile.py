@@ -31,7 +31,7 @@ ABI_TORCH = ("2.9.1", TORCH, "2.14.1")
 
 @dataclass(frozen=True)
 class Package:
-    """One package: its folder under packages/, its import name, its kind (core, operator or meta)."""
+    """One package: its folder under packages/, its import name, its kind (core, operator, python or meta)."""
 
     folder: str
     module: str
@@ -54,18 +54,19 @@ class Package:
         return sorted(DIST.glob(f"{self.module}-*.whl"))
 
 
-# In dependency order. A new operator package is one line here.
+# In dependency order. A new operator package is one line here; python is one that has no compiled part in its wheel yet.
 PACKAGES = (
     Package("dandan-core", "dandan_ops_core", "core"),
     Package("dandan-norm", "dandan_norm", "operator"),
     Package("dandan-gemm", "dandan_gemm", "operator"),
+    Package("dandan-w4a16", "dandan_w4a16", "python"),
     Package("dandan-ops", "dandan_ops", "meta"),
 )
 CORE = PACKAGES[0]
 OPERATORS = tuple(package for package in PACKAGES if package.kind == "operator")
 
 BUILD_TOOLS = ("setuptools>=77", "hatchling>=1.27", "editables>=0.5", "build>=1.2", "ninja>=1.10", "packaging>=24")
-TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "numpy", "pyelftools==0.33")
+TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "numpy", "safetensors>=0.4", "pyelftools==0.33")
 TYPE_TOOLS = ("mypy==2.4.1",)
 LINT_TOOLS = ("ruff==0.17.6", "check-jsonschema==0.39.0")
 # The CUDA toolkit as wheels (compiler, its parts, static runtime, headers), for a build where none is installed.
@@ -478,7 +479,7 @@ def install_wheel(session: nox.Session, package: Package) -> None:
 def smoke(session: nox.Session, python: str, package: Package) -> None:
     """Run the smoke test from an empty folder, so that nothing of the tree is importable."""
     arguments = [package.module]
-    compiled = {"core": (), "operator": (package,), "meta": OPERATORS}[package.kind]
+    compiled = {"core": (), "operator": (package,), "python": (), "meta": OPERATORS}[package.kind]
     for operator in compiled:
         if built_wheel(session, operator).name.endswith("-none-any.whl"):
             session.error(f"the wheel of {operator.distribution} has no CUDA library")

@@ -73,6 +73,20 @@ def check_gemm(module: ModuleType) -> None:
         raise SystemExit(f"the execution info names no backend or no reason: {info}")
 
 
+def check_w4a16(module: ModuleType) -> None:
+    """A quantised layer computes what its dequantised weight says, and its execution info names backend and reason."""
+    import torch
+
+    weight = torch.linspace(-1, 1, 4 * 64, dtype=torch.float16).reshape(4, 64)
+    x = torch.eye(64, dtype=torch.float16)[:2]
+    linear = module.QuantizedLinear.from_float(weight, group_size=32)
+    expected = module.dequantize_int4(linear.weight_int4)[:, :2].t()
+    torch.testing.assert_close(linear(x), expected, rtol=0, atol=0)
+    info = linear.execution_info(x)
+    if not info.backend or not info.reason:
+        raise SystemExit(f"the execution info names no backend or no reason: {info}")
+
+
 def check_meta(module: ModuleType) -> None:
     """The command is there."""
     if not [entry for entry in entry_points(group="console_scripts") if entry.name == "dandan-ops"]:
@@ -85,6 +99,7 @@ CHECKS: dict[str, Callable[[ModuleType], None]] = {
     "dandan_ops_core": check_core,
     "dandan_norm": check_norm,
     "dandan_gemm": check_gemm,
+    "dandan_w4a16": check_w4a16,
     "dandan_ops": check_meta,
 }
 

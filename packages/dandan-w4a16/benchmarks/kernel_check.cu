@@ -46,7 +46,9 @@ __global__ void poison(T* p, int64_t count, T value) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += gridDim.x * int64_t{blockDim.x}) p[i] = value;
 }
 __global__ void fill_words(uint32_t* p, int64_t count, uint32_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += gridDim.x * int64_t{blockDim.x}) p[i] = hash(static_cast<uint32_t>(i) + seed);
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += gridDim.x * int64_t{blockDim.x}) {
+    p[i] = hash(static_cast<uint32_t>(i) + seed);
+  }
 }
 // Uniform in [-size, size); with identity, 1 where column == row + first and 0 elsewhere.
 __global__ void fill(uint16_t* p, int64_t rows, int64_t cols, int64_t stride, uint32_t seed, float size, bool half, int64_t identity = -1) {
@@ -85,14 +87,17 @@ __global__ void verify(Params p, Weight w, bool half, bool exact, Verdict* v) {
     for (int64_t k = 0; k < p.k; ++k) {
       const int64_t g = c * groups + k / w.group;
       const int q = static_cast<uint32_t>(w.qweight[c * (w.k / 8) + k / 8]) >> (4 * (k % 8)) & 15;
-      const float weight = from_bits(to_bits(static_cast<float>(q - w.zeros[g]) * from_bits(static_cast<const uint16_t*>(w.scales)[g], half), half), half);
+      const float scale = from_bits(static_cast<const uint16_t*>(w.scales)[g], half);
+      const float weight = from_bits(to_bits(static_cast<float>(q - w.zeros[g]) * scale, half), half);
       const double t = static_cast<double>(from_bits(x[k], half)) * weight;
       s += t, magnitude += fabs(t);
     }
     if (p.bias != nullptr) s += from_bits(static_cast<const uint16_t*>(p.bias)[c], half);
     const float got = from_bits(static_cast<const uint16_t*>(p.out)[r * p.out_stride + c], half);
     const double limit = exact ? 0 : fabs(s) * (half ? 0x1p-11 : 0x1p-8) * 1.001 + magnitude * 0x1p-19 + 1e-7;  // a rounding step, and fp32 sums
-    if (!(fabs(got - s) <= limit) && atomicAdd(&v->bad, 1) == 0) v->row = static_cast<int>(r), v->col = static_cast<int>(c), v->got = got, v->want = static_cast<float>(s);
+    if (!(fabs(got - s) <= limit) && atomicAdd(&v->bad, 1) == 0) {
+      v->row = static_cast<int>(r), v->col = static_cast<int>(c), v->got = got, v->want = static_cast<float>(s);
+    }
   }
 }
 // Everything of out around the matrix still holds the poison.
@@ -136,6 +141,21 @@ bool takes(int kernel, int config, int split) {
 }
 void launch_kernel(int kernel, DType t, const Params& p, const Launch& l) { kernel == 0 ? launch_sm80_decode(t, p, l) : launch_sm90a_wgmma(t, p, l); }
 
+struct Form {
+  int kernel, config, split;
+};
+std::vector<Form> all_forms() {
+  std::vector<Form> forms;
+  for (int kernel = 0; kernel < kernel_count(); ++kernel) {
+    for (int config = 0; config < count_of(kernel); ++config) {
+      for (int split = 1; split <= 4; ++split) {
+        if (takes(kernel, config, split)) forms.push_back({kernel, config, split});
+      }
+    }
+  }
+  return forms;
+}
+
 struct Case {
   int kernel, config, split;
   DType dtype;
@@ -162,10 +182,14 @@ Weight make_weight(DType dtype, int64_t n, int64_t k, int group, uint32_t seed, 
 
 std::string text_of(const Case& c) {
   char text[320];
-  snprintf(text, sizeof text, "%s %s split=%d %s m=%ld n=%ld k=%ld group=%d strides %ld %ld offset %d bias=%d dependent=%d identity=%ld", kKernels[c.kernel],
-           name_of(c.kernel, c.config), c.split, dtype_name(c.dtype), (long)c.m, (long)c.n, (long)c.k, c.group, (long)c.x_stride, (long)c.out_stride, c.offset,
-           c.bias, c.dependent, (long)c.identity);
+  snprintf(text, sizeof text, "%s %s split=%d %s m=%ld n=%ld k=%ld group=%d strides %ld %ld offset %d bias=%d dependent=%d identity=%ld",
+           kKernels[c.kernel], name_of(c.kernel, c.config), c.split, dtype_name(c.dtype), (long)c.m, (long)c.n, (long)c.k, c.group, (long)c.x_stride,
+           (long)c.out_stride, c.offset, c.bias, c.dependent, (long)c.identity);
   return text;
+}
+
+std::string form_text(int kernel, int config, int split) {
+  return std::string(kKernels[kernel]) + " " + name_of(kernel, config) + " split=" + std::to_string(split);
 }
 
 void run_case(const Case& c) {
@@ -201,13 +225,16 @@ void run_case(const Case& c) {
 
 int64_t up8(int64_t v) { return (v + 7) / 8 * 8; }
 
+constexpr int64_t kN[] = {1, 7, 8, 16, 63, 64, 65, 129}, kK[] = {8, 32, 56, 64, 72, 128, 200, 1024}, kM[] = {1, 8, 17, 31, 64, 65, 130};
+constexpr int kGroups[] = {32, 64, 128};
+
 // The device's repack against the host's, and back, bit for bit.
 void packing() {
   std::vector<int32_t> qweight;
   std::vector<uint16_t> scales;
   std::vector<uint8_t> zeros;
   std::vector<uint32_t> codes, words, got_codes, got_words;
-  for (int dtype = 0; dtype < 2; ++dtype) for (int64_t n : {1, 7, 8, 16, 63, 64, 65, 129}) for (int64_t k : {8, 32, 56, 64, 72, 128, 200, 1024}) for (int group : {32, 64, 128}) {
+  for (int dtype = 0; dtype < 2; ++dtype) for (int64_t n : kN) for (int64_t k : kK) for (int group : kGroups) {
     Weight w = make_weight(static_cast<DType>(dtype), n, k, group, static_cast<uint32_t>(n * k), 0.02f), h = w;
     const int64_t groups = (k + group - 1) / group;
     qweight.resize(n * k / 8), scales.resize(n * groups), zeros.resize(n * groups);
@@ -222,8 +249,10 @@ void packing() {
     CHECK(cudaMemcpy(got_words.data(), arena_words, got_words.size() * 4, cudaMemcpyDeviceToHost));
     h.qweight = qweight.data(), h.scales = scales.data(), h.zeros = zeros.data(), h.codes = codes.data(), h.scale_words = words.data();
     pack_on_host(static_cast<DType>(dtype), h);
-    bool good = memcmp(codes.data(), got_codes.data() + 16, codes.size() * 4) == 0 && memcmp(words.data(), got_words.data() + 16, words.size() * 4) == 0;
-    for (int i = 0; i < 16; ++i) good &= got_codes[i] == ~0u && got_words[i] == ~0u && got_codes[codes.size() + 16 + i] == ~0u && got_words[words.size() + 16 + i] == ~0u;
+    bool good = std::equal(codes.begin(), codes.end(), got_codes.begin() + 16) && std::equal(words.begin(), words.end(), got_words.begin() + 16);
+    for (int i = 0; i < 16; ++i) {
+      good &= got_codes[i] == ~0u && got_words[i] == ~0u && got_codes[codes.size() + 16 + i] == ~0u && got_words[words.size() + 16 + i] == ~0u;
+    }
     const auto before_qweight = qweight;
     const auto before_scales = scales;
     const auto before_zeros = zeros;
@@ -240,11 +269,8 @@ void packing() {
 }
 
 void edges() {
-  constexpr int64_t kN[] = {1, 7, 8, 16, 63, 64, 65, 129}, kK[] = {8, 32, 56, 64, 72, 128, 200, 1024}, kM[] = {1, 8, 17, 31, 64, 65, 130};
-  constexpr int kGroups[] = {32, 64, 128};
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) for (int config = 0; config < count_of(kernel); ++config) for (int split = 1; split <= 4; ++split) {
-    if (!takes(kernel, config, split)) continue;
-    const auto one = [&](int64_t m, int64_t n, int64_t k, int group, int64_t identity) {
+  for (const auto& [kernel, config, split] : all_forms()) {
+    const auto one = [&, kernel = kernel, config = config, split = split](int64_t m, int64_t n, int64_t k, int group, int64_t identity) {
       Case c{};
       c.kernel = kernel, c.config = config, c.split = split, c.dtype = static_cast<DType>(rnd(2)), c.m = m, c.n = n, c.k = k, c.group = group;
       c.x_stride = k + 8 * (rnd(2) ? rnd(5) : 0), c.out_stride = rnd(2) ? up8(n) : n + rnd(9), c.offset = rnd(2) ? 0 : rnd(8);
@@ -279,7 +305,8 @@ void far_offsets() {
   uint8_t* const keep_zeros = arena_zeros;
   uint32_t *const keep_codes = arena_codes, *const keep_words = arena_words;
   void* all[7] = {};
-  const int64_t sizes[7] = {(16 * far + 100000) * 2, (16 * far + 100000) * 2, n * k / 2, n * groups * 2, n * groups, code_words(n, k) * 4 + 128, scale_words(n, k, 128) * 4 + 128};
+  const int64_t rows = (16 * far + 100000) * 2, code_bytes = code_words(n, k) * 4 + 128, word_bytes = scale_words(n, k, 128) * 4 + 128;
+  const int64_t sizes[7] = {rows, rows, n * k / 2, n * groups * 2, n * groups, code_bytes, word_bytes};
   for (int i = 0; i < 7; ++i) {
     if (cudaMalloc(&all[i], sizes[i]) == cudaSuccess) continue;
     cudaGetLastError();
@@ -289,7 +316,9 @@ void far_offsets() {
   }
   arena_x = static_cast<uint16_t*>(all[0]), arena_out = static_cast<uint16_t*>(all[1]);
   for (int kernel = 0; kernel < kernel_count(); ++kernel) {
-    for (int split = 1; split <= kernel_count(); ++split) run_case({kernel, 1, split, DType::kHalf, 16, 280, 272, 64, far + 8 * (split - 1), far + split - 1, 0, true, false, -1});
+    for (int split = 1; split <= kernel_count(); ++split) {
+      run_case({kernel, 1, split, DType::kHalf, 16, 280, 272, 64, far + 8 * (split - 1), far + split - 1, 0, true, false, -1});
+    }
   }
   arena_x = keep_x, arena_out = keep_out;
   arena_qweight = static_cast<int32_t*>(all[2]), arena_scales = static_cast<uint16_t*>(all[3]), arena_zeros = static_cast<uint8_t*>(all[4]);
@@ -306,13 +335,13 @@ void chains() {
   Weight w[kLinks];
   for (int i = 0; i < kLinks; ++i) {
     w[i] = make_weight(DType::kBFloat16, kSize, kSize, kGroup, 100 + i, 0.005f);
-    uint32_t *const codes = arena_codes + (i + 1) * (code_words(kSize, kSize) + 64), *const words = arena_words + (i + 1) * (scale_words(kSize, kSize, kGroup) + 64);
+    uint32_t* const codes = arena_codes + (i + 1) * (code_words(kSize, kSize) + 64);
+    uint32_t* const words = arena_words + (i + 1) * (scale_words(kSize, kSize, kGroup) + 64);
     CHECK(cudaMemcpy(codes, w[i].codes, code_words(kSize, kSize) * 4, cudaMemcpyDeviceToDevice));
     CHECK(cudaMemcpy(words, w[i].scale_words, scale_words(kSize, kSize, kGroup) * 4, cudaMemcpyDeviceToDevice));
     w[i].codes = codes, w[i].scale_words = words;
   }
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) for (int config = 0; config < count_of(kernel); ++config) for (int split = 1; split <= 4; ++split) {
-    if (!takes(kernel, config, split)) continue;
+  for (const auto& [kernel, config, split] : all_forms()) {
     for (int m : {1, 13, 130}) {
       if (m > kMaxDecodeRows && kernel == 0) continue;
       const int64_t size = int64_t{m} * kSize;
@@ -324,7 +353,8 @@ void chains() {
         CHECK(cudaDeviceSynchronize());
         for (int i = 0; i < kLinks; ++i) {
           Params p;
-          p.x = x + i * size, p.out = x + (i + 1) * size, p.codes = w[i].codes, p.scales = w[i].scale_words, p.m = m, p.n = p.k = p.x_stride = p.out_stride = kSize, p.group = kGroup;
+          p.x = x + i * size, p.out = x + (i + 1) * size, p.codes = w[i].codes, p.scales = w[i].scale_words;
+          p.m = m, p.n = p.k = p.x_stride = p.out_stride = kSize, p.group = kGroup;
           Launch l;
           l.sm_count = sms, l.dependent = !plain;
           const bool other = i % 3 == 2 && m <= kMaxDecodeRows && kernel_count() == 2;
@@ -333,7 +363,7 @@ void chains() {
         }
         if (!plain) differs<<<256, 256>>>(arena_out, arena_out2, (kLinks + 1) * size, verdicts + used);
       }
-      names.push_back(std::string("chain of ") + kKernels[kernel] + " " + name_of(kernel, config) + " split=" + std::to_string(split) + " m=" + std::to_string(m));
+      names.push_back("chain of " + form_text(kernel, config, split) + " m=" + std::to_string(m));
       ++used;
     }
   }
@@ -343,8 +373,7 @@ void chains() {
 // The same product again and again, against its first result, which is verified: every bit.
 void again() {
   const int64_t n = 3100, k = 4096, stride = 3101;
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) for (int config = 0; config < count_of(kernel); ++config) for (int split = 1; split <= 4; ++split) {
-    if (!takes(kernel, config, split)) continue;
+  for (const auto& [kernel, config, split] : all_forms()) {
     Params p;
     p.m = kernel == 0 ? 16 : 200, p.n = n, p.k = k, p.x_stride = k, p.out_stride = stride, p.group = 64;
     const int64_t size = (p.m - 1) * stride + n;
@@ -362,7 +391,7 @@ void again() {
       launch_kernel(kernel, DType::kBFloat16, p, l);
       differs<<<512, 256>>>(arena_out, arena_out2, size, verdicts + used);
     }
-    names.push_back(std::string("again and again ") + kKernels[kernel] + " " + name_of(kernel, config) + " split=" + std::to_string(split));
+    names.push_back("again and again " + form_text(kernel, config, split));
     ++used;
   }
   CHECK(cudaDeviceSynchronize());
@@ -370,13 +399,13 @@ void again() {
 
 // Every configuration and split once, in allocations of their exact size.
 void sanitize() {
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) for (int config = 0; config < count_of(kernel); ++config) for (int split = 1; split <= 4; ++split) {
-    if (!takes(kernel, config, split)) continue;
+  for (const auto& [kernel, config, split] : all_forms()) {
     const DType dtype = static_cast<DType>(used % 2);
     const int group = 32 << used % 3;
-    const int64_t m = kernel == 0 ? 1 + used % 16 : std::min(kWgmmaShapes[config].tokens + 9, 140), n = 129, k = 64 * (kernel == 0 ? 19 : 15) + 8, groups = (k + group - 1) / group;
+    const int64_t m = kernel == 0 ? 1 + used % 16 : std::min(kWgmmaShapes[config].tokens + 9, 140), n = 129, k = 64 * (kernel == 0 ? 75 : 15) + 8;
+    const int64_t groups = (k + group - 1) / group, code_bytes = code_words(n, k) * 4, word_bytes = scale_words(n, k, group) * 4;
     void* all[8];
-    const int64_t sizes[8] = {m * k * 2, n * 2, ((m - 1) * (n + 2) + n) * 2, n * k / 2, n * groups * 2, n * groups, code_words(n, k) * 4, scale_words(n, k, group) * 4};
+    const int64_t sizes[8] = {m * k * 2, n * 2, ((m - 1) * (n + 2) + n) * 2, n * k / 2, n * groups * 2, n * groups, code_bytes, word_bytes};
     for (int i = 0; i < 8; ++i) CHECK(cudaMalloc(&all[i], sizes[i]));
     Weight w;
     w.qweight = static_cast<int32_t*>(all[3]), w.scales = all[4], w.zeros = static_cast<uint8_t*>(all[5]), w.codes = static_cast<uint32_t*>(all[6]);
@@ -387,14 +416,15 @@ void sanitize() {
     fill<<<8, 256>>>(static_cast<uint16_t*>(all[0]), m, k, k, used * 3 + 1, 1.f, dtype == DType::kHalf);
     fill<<<1, 256>>>(static_cast<uint16_t*>(all[1]), 1, n, n, used * 3 + 3, 4.f, dtype == DType::kHalf);
     Params p;
-    p.x = all[0], p.bias = all[1], p.out = all[2], p.codes = w.codes, p.scales = w.scale_words, p.x_stride = k, p.out_stride = n + 2, p.m = m, p.n = n, p.k = k, p.group = group;
+    p.x = all[0], p.bias = all[1], p.out = all[2], p.codes = w.codes, p.scales = w.scale_words;
+    p.x_stride = k, p.out_stride = n + 2, p.m = m, p.n = n, p.k = k, p.group = group;
     Launch l;
     l.sm_count = sms, l.tile = {config, split};
     launch_kernel(kernel, dtype, p, l);
     verify<<<64, 128>>>(p, w, dtype == DType::kHalf, false, verdicts + used);
     launch_sm80_unpack(dtype, w, nullptr);
     CHECK(cudaDeviceSynchronize());
-    names.push_back(std::string("sanitize ") + kKernels[kernel] + " " + name_of(kernel, config) + " split=" + std::to_string(split));
+    names.push_back("sanitize " + form_text(kernel, config, split));
     ++used;
     for (void* q : all) CHECK(cudaFree(q));
   }
@@ -402,15 +432,18 @@ void sanitize() {
 
 // Microseconds of a call in a graph of calls, each with another weight, which together are more than 250 MB.
 float time_us(int kernel, DType dtype, Params p, const Launch& l, cudaStream_t stream) {
-  const int64_t codes = code_words(p.n, p.k), words = scale_words(p.n, p.k, p.group), bytes = 4 * (codes + words), size_x = p.m * p.k, size_out = p.m * p.n;
+  const int64_t codes = code_words(p.n, p.k), words = scale_words(p.n, p.k, p.group), bytes = 4 * (codes + words);
+  const int64_t size_x = p.m * p.k, size_out = p.m * p.n;
   const int weights = static_cast<int>(std::min({(int64_t{260} << 20) / bytes + 1, kCodeWords / codes, kScaleWords / words}));
   const int calls = p.m >= 1024 ? 3 : std::max(weights, 6);
-  const int count_x = static_cast<int>(std::min<int64_t>(calls, kArena / size_x)), count_out = static_cast<int>(std::min<int64_t>(calls, kArena / size_out));
+  const int count_x = static_cast<int>(std::min<int64_t>(calls, kArena / size_x));
+  const int count_out = static_cast<int>(std::min<int64_t>(calls, kArena / size_out));
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   for (int i = 0; i < calls; ++i) {
-    p.x = arena_x + i % count_x * size_x, p.out = arena_out + i % count_out * size_out, p.codes = arena_codes + i % weights * codes, p.scales = arena_words + i % weights * words;
+    p.x = arena_x + i % count_x * size_x, p.out = arena_out + i % count_out * size_out;
+    p.codes = arena_codes + i % weights * codes, p.scales = arena_words + i % weights * words;
     launch_kernel(kernel, dtype, p, l);
   }
   CHECK(cudaStreamEndCapture(stream, &graph));
@@ -435,7 +468,7 @@ float time_us(int kernel, DType dtype, Params p, const Launch& l, cudaStream_t s
 }
 
 bool plausible(int kernel, int config, int split, int64_t m, int64_t n, int64_t k) {
-  if (!takes(kernel, config, split) || (split > 1 && k / kBlock / split < 4)) return false;
+  if (split > 1 && k / kBlock / split < 4) return false;
   if (kernel == 0) return m <= kMaxDecodeRows;
   const WgmmaShape& s = kWgmmaShapes[config];
   const int64_t blocks = (m + s.tokens - 1) / s.tokens * ((n + 64 * s.consumers - 1) / (64 * s.consumers));
@@ -451,8 +484,8 @@ void timings(DType dtype) {
   fill_scale_words<<<1024, 256>>>(arena_words, kScaleWords, 0.005f, dtype == DType::kHalf);
   CHECK(cudaDeviceSynchronize());
   constexpr int64_t kShapes[][2] = {{6144, 1024}, {1024, 3072}, {6144, 4096}, {4096, 4096}, {24576, 4096}, {4096, 12288}, {51200, 5120}, {8192, 8192}};
-  printf("%s, groups of 64: the three best of every plausible configuration, us of a call by graphs over rotating weights (GB/s of codes and scales; from m = 1024 TFLOP/s)\n",
-         dtype_name(dtype));
+  printf("%s, groups of 64: the three best of every plausible configuration, us of a call by graphs over rotating weights\n", dtype_name(dtype));
+  printf("d: sm80_decode, w: sm90a_wgmma, configuration/slices; in brackets GB/s of codes and scales, from m = 1024 TFLOP/s\n");
   struct Result {
     float us;
     int kernel, config, split;
@@ -464,7 +497,7 @@ void timings(DType dtype) {
     printf("n=%-5ld k=%-5ld m=%-4ld", (long)p.n, (long)p.k, (long)m);
     for (int dependent = 0; dependent < (m >= 1024 ? 1 : 2); ++dependent) {
       std::vector<Result> results;
-      for (int kernel = 0; kernel < kernel_count(); ++kernel) for (int config = 0; config < count_of(kernel); ++config) for (int split = 1; split <= 4; ++split) {
+      for (const auto& [kernel, config, split] : all_forms()) {
         if (!plausible(kernel, config, split, m, p.n, p.k)) continue;
         Launch l;
         l.stream = stream, l.sm_count = sms, l.dependent = dependent, l.tile = {config, split};
@@ -523,8 +556,8 @@ int main(int argc, char** argv) {
       const bool host = std::find(host_failures.begin(), host_failures.end(), i) != host_failures.end();
       if (!host && v[i].bad == 0 && v[i].guard == 0) continue;
       if (++failed <= 40) {
-        printf("FAILED %s: %s%u wrong, first of them [%d, %d] = %g, not %g; %u guards overwritten\n", names[i].c_str(), host ? "on the host; " : "", v[i].bad, v[i].row, v[i].col,
-               v[i].got, v[i].want, v[i].guard);
+        printf("FAILED %s: %s%u wrong, first of them [%d, %d] = %g, not %g; %u guards overwritten\n", names[i].c_str(), host ? "on the host; " : "",
+               v[i].bad, v[i].row, v[i].col, v[i].got, v[i].want, v[i].guard);
       }
     }
     printf("%d cases, %d failed, %.1f s\n", used, failed, now() - from);

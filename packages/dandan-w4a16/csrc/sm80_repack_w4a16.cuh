@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(256) repack_kernel(const __grid_constant__ Rep
     for (int half = 0; half < 4; ++half) {
       const int64_t r = row + half % 2 * 8, c = column + half / 2 * 8;  // and column c + 1: both in one canonical word and one group
       if (r >= w.n || c / w.group >= p.groups) continue;
-      const uint32_t pair = c < w.k ? static_cast<uint32_t>(w.qweight[r * (w.k / 8) + c / 8]) >> (c % 8 * 4) & 0xFF : w.zeros[r * p.groups + c / w.group] * 0x11u;
+      uint32_t pair = w.zeros[r * p.groups + c / w.group] * 0x11u;
+      if (c < w.k) pair = static_cast<uint32_t>(w.qweight[r * (w.k / 8) + c / 8]) >> (c % 8 * 4) & 0xFF;
       word |= (pair & 15) << (4 * half) | (pair >> 4) << (4 * half + 16);
     }
     w.codes[i] = word;
