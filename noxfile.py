@@ -54,7 +54,7 @@ class Package:
         return sorted(DIST.glob(f"{self.module}-*.whl"))
 
 
-# In dependency order. A new operator package is one line here; python is one that has no compiled part in its wheel yet.
+# In dependency order. A new operator package is one line here; python is one that has no compiled part yet.
 PACKAGES = (
     Package("dandan-core", "dandan_ops_core", "core"),
     Package("dandan-norm", "dandan_norm", "operator"),

@@ -81,7 +81,11 @@ def test_dependency_order() -> None:
 
 def test_kinds() -> None:
     for folder, _, kind in packages():
-        assert (kind == "operator") is (ROOT / "packages" / folder / "csrc").is_dir()
+        compiles = 'build-backend = "dandan_ops_core.build.backend"'
+        settings = (ROOT / "packages" / folder / "pyproject.toml").read_text(encoding="utf-8")
+        assert (kind == "operator") is (compiles in settings), folder
+        if (ROOT / "packages" / folder / "csrc").is_dir():
+            assert kind in ("operator", "python"), folder
 
 
 def test_ci_calls_the_commands_of_the_readme() -> None:
