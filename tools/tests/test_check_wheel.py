@@ -218,6 +218,9 @@ def write_wheel(path: Path, files: dict[str, str]) -> Path:
 def test_a_good_wheel(tool: Callable[[str], ModuleType], tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path / PURE, WHEEL)
     assert tool("check_wheel").check_wheel(wheel, None, False) == []
+    extra = 'Provides-Extra: checkpoints\nRequires-Dist: safetensors>=0.4; extra == "checkpoints"\n'
+    wheel = write_wheel(tmp_path / PURE, {**WHEEL, f"{META}/METADATA": METADATA + extra})
+    assert tool("check_wheel").check_wheel(wheel, None, False) == []
     found = tool("check_wheel").check_wheel(wheel, None, True)
     assert found[0] == "has no CUDA library"
     assert found[1:] == [f"has no machine code for {name}" for name in ("8.0", "8.6", "8.9", "9.0a", "12.0")]
@@ -238,6 +241,7 @@ def test_a_good_wheel(tool: Callable[[str], ModuleType], tmp_path: Path) -> None
         ({f"{META}/METADATA": METADATA.replace(">=3.10", ">=3.11")}, "has Requires-Python '>=3.11'"),
         ({f"{META}/METADATA": METADATA.replace("torch>=2.9", "torch==2.13.0")}, "requires 'torch==2.13.0'"),
         ({f"{META}/METADATA": METADATA + "Requires-Dist: nvidia-cublas\n"}, "requires 'nvidia-cublas'"),
+        ({f"{META}/METADATA": METADATA + "Requires-Dist: a==1; extra == 'b'\n"}, "requires \"a==1; extra == 'b'\""),
         ({f"{META}/WHEEL": "Tag: cp311-cp311-linux_x86_64\n"}, "but its WHEEL file says"),
         ({"dandan_norm/libdandan_norm.so": "x"}, "is tagged any but holds"),
         ({"dandan_norm/_build_info.json": json.dumps({**NO_LIBRARY, "version": "0.2.0"})}, "has version '0.2.0'"),
