@@ -269,8 +269,8 @@ def check_wheel(path: Path, headers: Path | None, must_have_library: bool) -> li
     if metadata["Requires-Python"] != ">=3.10":
         problems.append(f"has Requires-Python {metadata['Requires-Python']!r}, not '>=3.10'")
     for requirement in metadata.get_all("Requires-Dist") or []:
-        wanted = requirement.partition(";")[0]  # behind it: the marker, such as extra == "checkpoints"
-        if "==" in wanted or wanted.lower().startswith("nvidia"):
+        named = requirement.partition(";")[0]  # behind it: the marker, such as extra == "checkpoints"
+        if "==" in named or named.lower().startswith("nvidia"):
             problems.append(f"requires {requirement!r}; no exact versions and no nvidia packages")
     tags = re.findall(r"^Tag: (\S+)$", files.get(f"{meta}WHEEL", b"").decode(), re.MULTILINE)
     if tags != ["-".join(tag)]:
