@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ("dandan_ops_core", "dandan_norm", "dandan_gemm", "dandan_ops")
+MODULES = ("dandan_ops_core", "dandan_norm", "dandan_gemm", "dandan_w4a16", "dandan_ops")
 # A call of an operator on `x`, [2, 8] of threes, whose result is all ones; and the question about it.
 CALLS = {
     "dandan_norm": ("package.rms_norm(x)", "package.elementwise_execution_info('rms_norm', x)"),
