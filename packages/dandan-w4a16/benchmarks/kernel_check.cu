@@ -1,6 +1,7 @@
 // Runs the launchers of this package, without torch and Python, over the edges of their tiles against FP64, then times every configuration.
 //
-//   kernel_check [check|time|time bf16|sanitize]     nothing: check, then time; `sanitize` is a small set in exact allocations, for compute-sanitizer
+//   kernel_check [check|time|time bf16|time all|sanitize]     nothing: check, then time; `sanitize` is a small set in exact allocations, for compute-sanitizer
+//   kernel_check one KERNEL CONFIGURATION SLICES M N K     that alone, a few times, for a profiler
 //
 // From the root of the repository:
 //   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -cudart static -I packages/dandan-core/src/dandan_ops_core/include
@@ -10,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -131,24 +133,55 @@ int used = 0;
 uint32_t random_state = 1;
 uint32_t rnd(uint32_t n) { return random_state = random_state * 1664525u + 1013904223u, (random_state >> 10) % n; }
 
-const char* const kKernels[] = {"sm80_decode", "sm90a_wgmma"};
-int kernel_count() { return architecture == 90 ? 2 : 1; }
-int count_of(int kernel) { return kernel == 0 ? kDecodeShapeCount : kWgmmaShapeCount; }
-const char* name_of(int kernel, int config) { return kernel == 0 ? kDecodeShapes[config].name : kWgmmaShapes[config].name; }
-bool takes(int kernel, int config, int split) {
-  if (kernel == 0) return split == 1 || (architecture >= 90 && split <= kMaxDecodeSplit);
-  return (kWgmmaShapes[config].splits >> split & 1) != 0;
+// The kernels of the package: what this file has to know of each.
+struct Kernel {
+  const char *name, *letter;
+  int count;
+  const char* (*config)(int);
+  int64_t (*most_rows)(int config);
+  bool (*takes)(int config, int split);
+  bool (*available)();
+  void (*launch)(DType, const Params&, const Launch&);
+  int64_t (*tokens)(int config) = nullptr;  // and columns of a tile, of those that take any number of rows
+  int64_t (*columns)(int config) = nullptr;
+};
+void* workspace = nullptr;
+constexpr int64_t kWorkspace = int64_t{1} << 28;
+void launch_mma(DType t, const Params& p, const Launch& l) {
+  Launch with = l;
+  with.workspace = workspace;
+  launch_sm80_mma(t, p, with);
 }
-void launch_kernel(int kernel, DType t, const Params& p, const Launch& l) { kernel == 0 ? launch_sm80_decode(t, p, l) : launch_sm90a_wgmma(t, p, l); }
+constexpr int64_t kAnyRows = int64_t{1} << 40;
+const Kernel kKernels[] = {
+    {"sm80_decode", "d", kDecodeShapeCount, [](int c) { return kDecodeShapes[c].name; }, [](int) { return int64_t{kMaxDecodeRows}; },
+     [](int, int split) { return split == 1 || (architecture >= 90 && split <= kMaxDecodeSplit); }, [] { return true; }, launch_sm80_decode},
+    {"sm90_decode", "r", kRingShapeCount, [](int c) { return kRingShapes[c].name; }, [](int c) { return int64_t{kRingShapes[c].tokens}; },
+     [](int, int split) { return split <= kMaxRingSplit; }, [] { return architecture >= 90; }, launch_sm90_decode},
+    {"sm90a_wgmma", "w", kWgmmaShapeCount, [](int c) { return kWgmmaShapes[c].name; }, [](int) { return kAnyRows; },
+     [](int c, int split) { return (kWgmmaShapes[c].splits >> split & 1) != 0; }, [] { return architecture == 90; }, launch_sm90a_wgmma,
+     [](int c) { return int64_t{kWgmmaShapes[c].tokens}; }, [](int c) { return int64_t{64 * kWgmmaShapes[c].consumers}; }},
+    {"sm80_mma", "m", kMmaShapeCount, [](int c) { return kMmaShapes[c].name; }, [](int) { return kAnyRows; },
+     [](int, int split) { return split <= 4 || split == 8; }, [] { return true; }, launch_mma, [](int c) { return int64_t{kMmaShapes[c].tokens}; },
+     [](int c) { return int64_t{kMmaShapes[c].columns}; }},
+};
+constexpr int kKernelCount = sizeof kKernels / sizeof kKernels[0];
+constexpr int64_t kFewRows = 64;  // a kernel that takes no more is checked in other shapes
+bool few(int kernel, int config) { return kKernels[kernel].most_rows(config) <= kFewRows; }
+int count_of(int kernel) { return kKernels[kernel].count; }
+const char* name_of(int kernel, int config) { return kKernels[kernel].config(config); }
+bool takes(int kernel, int config, int split) { return kKernels[kernel].takes(config, split); }
+void launch_kernel(int kernel, DType t, const Params& p, const Launch& l) { kKernels[kernel].launch(t, p, l); }
 
 struct Form {
   int kernel, config, split;
 };
 std::vector<Form> all_forms() {
   std::vector<Form> forms;
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) {
+  for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+    if (!kKernels[kernel].available()) continue;
     for (int config = 0; config < count_of(kernel); ++config) {
-      for (int split = 1; split <= 4; ++split) {
+      for (int split = 1; split <= 8; ++split) {
         if (takes(kernel, config, split)) forms.push_back({kernel, config, split});
       }
     }
@@ -183,13 +216,13 @@ Weight make_weight(DType dtype, int64_t n, int64_t k, int group, uint32_t seed, 
 std::string text_of(const Case& c) {
   char text[320];
   snprintf(text, sizeof text, "%s %s split=%d %s m=%ld n=%ld k=%ld group=%d strides %ld %ld offset %d bias=%d dependent=%d identity=%ld",
-           kKernels[c.kernel], name_of(c.kernel, c.config), c.split, dtype_name(c.dtype), (long)c.m, (long)c.n, (long)c.k, c.group, (long)c.x_stride,
+           kKernels[c.kernel].name, name_of(c.kernel, c.config), c.split, dtype_name(c.dtype), (long)c.m, (long)c.n, (long)c.k, c.group, (long)c.x_stride,
            (long)c.out_stride, c.offset, c.bias, c.dependent, (long)c.identity);
   return text;
 }
 
 std::string form_text(int kernel, int config, int split) {
-  return std::string(kKernels[kernel]) + " " + name_of(kernel, config) + " split=" + std::to_string(split);
+  return std::string(kKernels[kernel].name) + " " + name_of(kernel, config) + " split=" + std::to_string(split);
 }
 
 void run_case(const Case& c) {
@@ -268,6 +301,47 @@ void packing() {
   }
 }
 
+// Rows of the weight itself, against the canonical one, bit for bit but for the sign of zero; `out` is [count, k].
+__global__ void verify_rows(const uint16_t* out, int64_t first, int64_t count, Weight w, bool half, Verdict* v) {
+  const int64_t groups = (w.k + w.group - 1) / w.group;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count * w.k; i += gridDim.x * int64_t{blockDim.x}) {
+    const int64_t r = first + i / w.k, k = i % w.k;
+    const int q = static_cast<uint32_t>(w.qweight[r * (w.k / 8) + k / 8]) >> (4 * (k % 8)) & 15;
+    const float scale = from_bits(static_cast<const uint16_t*>(w.scales)[r * groups + k / w.group], half);
+    const uint16_t want = to_bits(static_cast<float>(q - w.zeros[r * groups + k / w.group]) * scale, half);
+    if (out[i] != want && ((out[i] | want) & 0x7fff) != 0 && atomicAdd(&v->bad, 1) == 0) {
+      v->row = static_cast<int>(r), v->col = static_cast<int>(k), v->got = from_bits(out[i], half), v->want = from_bits(want, half);
+    }
+  }
+}
+
+void rows_case(DType dtype, const Weight& w, int64_t first, int64_t count, bool dependent, uint16_t* begin, int64_t guard) {
+  Params p;
+  p.codes = w.codes, p.scales = w.scale_words, p.n = w.n, p.k = w.k, p.group = w.group;
+  Launch l;
+  l.sm_count = sms, l.dependent = dependent;
+  if (dependent) CHECK(cudaDeviceSynchronize());
+  poison<<<256, 256>>>(begin, count * w.k + 2 * guard, uint16_t{0xabcd});
+  launch_sm80_dequantize(dtype, p, first, count, begin + guard, l);
+  verify_rows<<<1024, 128>>>(begin + guard, first, count, w, dtype == DType::kHalf, verdicts + used);
+  guards<<<256, 256>>>(begin, count * w.k + 2 * guard, guard, 1, count * w.k, count * w.k, 0xabcd, verdicts + used);
+  names.push_back("sm80_dequantize n=" + std::to_string(w.n) + " k=" + std::to_string(w.k) + " group=" + std::to_string(w.group) + " rows " +
+                  std::to_string(first) + " and " + std::to_string(count - 1) + " more, " + dtype_name(dtype));
+  ++used;
+}
+
+void rows() {
+  for (int dtype = 0; dtype < 2; ++dtype) for (int64_t n : kN) for (int64_t k : kK) for (int group : kGroups) {
+    const Weight w = make_weight(static_cast<DType>(dtype), n, k, group, used * 7 + 1, 0.02f);
+    const int64_t first = rnd(static_cast<uint32_t>(n));
+    rows_case(static_cast<DType>(dtype), w, 0, n, rnd(4) == 0, arena_out, kGuard);
+    rows_case(static_cast<DType>(dtype), w, first, 1 + rnd(static_cast<uint32_t>(n - first)), rnd(4) == 0, arena_out, kGuard);
+  }
+  const Weight w = make_weight(DType::kHalf, 5000, 4104, 128, used, 0.02f);
+  for (int64_t first = 0; first < w.n; first += 2048) rows_case(DType::kHalf, w, first, std::min<int64_t>(2048, w.n - first), false, arena_out, kGuard);
+  CHECK(cudaDeviceSynchronize());
+}
+
 void edges() {
   for (const auto& [kernel, config, split] : all_forms()) {
     const auto one = [&, kernel = kernel, config = config, split = split](int64_t m, int64_t n, int64_t k, int group, int64_t identity) {
@@ -277,20 +351,21 @@ void edges() {
       c.bias = identity < 0 && rnd(2), c.dependent = rnd(4) == 0, c.identity = identity;
       run_case(c);
     };
+    const uint32_t rows = static_cast<uint32_t>(std::min(kKernels[kernel].most_rows(config), kFewRows)), rows16 = std::min(rows, 16u);
     for (int64_t n : kN) for (int64_t k : kK) {
-      if (kernel == 0) {
-        for (int group : kGroups) one(1 + rnd(16), n, k, group, -1);
+      if (few(kernel, config)) {
+        for (int group : kGroups) one(1 + rnd(rows), n, k, group, -1);
       } else {
         for (int64_t m : kM) one(m, n, k, kGroups[rnd(3)], -1);
       }
     }
-    if (kernel == 0) {
-      for (int m = 1; m <= 16; ++m) one(m, 100, 456, kGroups[m % 3], -1);
-      for (int group : kGroups) for (int64_t k = 0; k + 16 <= 528; k += 16) one(16, 129, 528, group, k);
-      for (int64_t k : {2048, 4096, 8192, 16384}) one(1 + rnd(16), 300, k, kGroups[rnd(3)], -1);  // many rounds of the rings
+    if (few(kernel, config)) {
+      for (int m = 1; m <= static_cast<int>(rows); ++m) one(m, 100, 456, kGroups[m % 3], -1);
+      for (int group : kGroups) for (int64_t k = 0; k < 528; k += rows16) one(rows16, 129, 528, group, k);
+      for (int64_t k : {2048, 4096, 8192, 16384}) one(1 + rnd(rows), 300, k, kGroups[rnd(3)], -1);  // many rounds of the rings
     } else {
       for (int group : kGroups) one(528, 129, 528, group, 0);
-      for (int64_t k : {2048, 8192}) one(kWgmmaShapes[config].tokens + rnd(40), 300, k, kGroups[rnd(3)], -1);
+      for (int64_t k : {2048, 8192}) one(kKernels[kernel].tokens(config) + rnd(40), 300, k, kGroups[rnd(3)], -1);
       one(300, 520, 2048, 64, -1);
     }
   }
@@ -315,15 +390,18 @@ void far_offsets() {
     return;
   }
   arena_x = static_cast<uint16_t*>(all[0]), arena_out = static_cast<uint16_t*>(all[1]);
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) {
-    for (int split = 1; split <= kernel_count(); ++split) {
-      run_case({kernel, 1, split, DType::kHalf, 16, 280, 272, 64, far + 8 * (split - 1), far + split - 1, 0, true, false, -1});
+  for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+    for (int split = 1; split <= 2; ++split) {
+      if (!kKernels[kernel].available() || !takes(kernel, 1, split)) continue;
+      run_case({kernel, 1, split, DType::kHalf, std::min<int64_t>(kKernels[kernel].most_rows(1), 16), 280, 272, 64, far + 8 * (split - 1), far + split - 1, 0, true, false, -1});
     }
   }
   arena_x = keep_x, arena_out = keep_out;
   arena_qweight = static_cast<int32_t*>(all[2]), arena_scales = static_cast<uint16_t*>(all[3]), arena_zeros = static_cast<uint8_t*>(all[4]);
   arena_codes = static_cast<uint32_t*>(all[5]), arena_words = static_cast<uint32_t*>(all[6]);
-  for (int kernel = 0; kernel < kernel_count(); ++kernel) run_case({kernel, 2, 1, DType::kHalf, 2, n, k, 128, k, n, 0, false, false, -1});
+  for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+    if (kKernels[kernel].available()) run_case({kernel, 2, 1, DType::kHalf, 2, n, k, 128, k, n, 0, false, false, -1});
+  }
   CHECK(cudaDeviceSynchronize());
   arena_qweight = keep_qweight, arena_scales = keep_scales, arena_zeros = keep_zeros, arena_codes = keep_codes, arena_words = keep_words;
   for (void* q : all) CHECK(cudaFree(q));
@@ -343,7 +421,7 @@ void chains() {
   }
   for (const auto& [kernel, config, split] : all_forms()) {
     for (int m : {1, 13, 130}) {
-      if (m > kMaxDecodeRows && kernel == 0) continue;
+      if (m > kKernels[kernel].most_rows(config)) continue;
       const int64_t size = int64_t{m} * kSize;
       for (int round = 0; round < 5; ++round) {
         const bool plain = round == 0;
@@ -357,9 +435,10 @@ void chains() {
           p.m = m, p.n = p.k = p.x_stride = p.out_stride = kSize, p.group = kGroup;
           Launch l;
           l.sm_count = sms, l.dependent = !plain;
-          const bool other = i % 3 == 2 && m <= kMaxDecodeRows && kernel_count() == 2;
-          l.tile = other ? Tile{(config + i) % count_of(1 - kernel), 1} : Tile{config, split};
-          launch_kernel(other ? 1 - kernel : kernel, DType::kBFloat16, p, l);
+          const int next = (kernel + 1 + i / 3) % kKernelCount, next_config = (config + i) % count_of(next);
+          const bool other = i % 3 == 2 && kKernels[next].available() && m <= kKernels[next].most_rows(next_config) && takes(next, next_config, 1);
+          l.tile = other ? Tile{next_config, 1} : Tile{config, split};
+          launch_kernel(other ? next : kernel, DType::kBFloat16, p, l);
         }
         if (!plain) differs<<<256, 256>>>(arena_out, arena_out2, (kLinks + 1) * size, verdicts + used);
       }
@@ -375,7 +454,7 @@ void again() {
   const int64_t n = 3100, k = 4096, stride = 3101;
   for (const auto& [kernel, config, split] : all_forms()) {
     Params p;
-    p.m = kernel == 0 ? 16 : 200, p.n = n, p.k = k, p.x_stride = k, p.out_stride = stride, p.group = 64;
+    p.m = std::min<int64_t>(kKernels[kernel].most_rows(config), 200), p.n = n, p.k = k, p.x_stride = k, p.out_stride = stride, p.group = 64;
     const int64_t size = (p.m - 1) * stride + n;
     const Weight w = make_weight(DType::kBFloat16, n, k, 64, used, 0.02f);
     fill<<<256, 256>>>(arena_x, p.m, k, k, used * 3 + 1, 1.f, false);
@@ -400,13 +479,17 @@ void again() {
 // Every configuration and split once, in allocations of their exact size.
 void sanitize() {
   for (const auto& [kernel, config, split] : all_forms()) {
-    const DType dtype = static_cast<DType>(used % 2);
-    const int group = 32 << used % 3;
-    const int64_t m = kernel == 0 ? 1 + used % 16 : std::min(kWgmmaShapes[config].tokens + 9, 140), n = 129, k = 64 * (kernel == 0 ? 75 : 15) + 8;
+    const int round = used / 2;  // two cases each
+    const DType dtype = static_cast<DType>(round % 2);
+    const int group = 32 << round % 3;
+    const int64_t most = kKernels[kernel].most_rows(config), m = few(kernel, config) ? 1 + round % most : 140, n = 129, k = 64 * (few(kernel, config) ? 75 : 15) + 8;
     const int64_t groups = (k + group - 1) / group, code_bytes = code_words(n, k) * 4, word_bytes = scale_words(n, k, group) * 4;
-    void* all[8];
-    const int64_t sizes[8] = {m * k * 2, n * 2, ((m - 1) * (n + 2) + n) * 2, n * k / 2, n * groups * 2, n * groups, code_bytes, word_bytes};
-    for (int i = 0; i < 8; ++i) CHECK(cudaMalloc(&all[i], sizes[i]));
+    void* all[10];
+    const int64_t first = round % 97, count = 1 + round % 32;
+    const int64_t sizes[10] = {m * k * 2, n * 2, ((m - 1) * (n + 2) + n) * 2, n * k / 2, n * groups * 2, n * groups, code_bytes, word_bytes,
+                               std::max<int64_t>(mma_workspace_bytes(m, n, split), 4), count * k * 2};
+    for (int i = 0; i < 10; ++i) CHECK(cudaMalloc(&all[i], sizes[i]));
+    workspace = all[8];
     Weight w;
     w.qweight = static_cast<int32_t*>(all[3]), w.scales = all[4], w.zeros = static_cast<uint8_t*>(all[5]), w.codes = static_cast<uint32_t*>(all[6]);
     w.scale_words = static_cast<uint32_t*>(all[7]), w.n = n, w.k = k, w.group = group;
@@ -426,6 +509,8 @@ void sanitize() {
     CHECK(cudaDeviceSynchronize());
     names.push_back("sanitize " + form_text(kernel, config, split));
     ++used;
+    rows_case(dtype, w, first, count, false, static_cast<uint16_t*>(all[9]), 0);
+    CHECK(cudaDeviceSynchronize());
     for (void* q : all) CHECK(cudaFree(q));
   }
 }
@@ -469,14 +554,16 @@ float time_us(int kernel, DType dtype, Params p, const Launch& l, cudaStream_t s
 
 bool plausible(int kernel, int config, int split, int64_t m, int64_t n, int64_t k) {
   if (split > 1 && k / kBlock / split < 4) return false;
-  if (kernel == 0) return m <= kMaxDecodeRows;
-  const WgmmaShape& s = kWgmmaShapes[config];
-  const int64_t blocks = (m + s.tokens - 1) / s.tokens * ((n + 64 * s.consumers - 1) / (64 * s.consumers));
-  if (split > 1 && blocks * split > 4 * sms) return false;
-  return s.tokens <= std::max<int64_t>(2 * m, 16) && s.tokens * (m >= 1024 ? 32 : 4) >= m && (m < 1024 || s.tokens >= 128);
+  if (m > kKernels[kernel].most_rows(config)) return false;
+  if (few(kernel, config)) return true;
+  const int64_t tokens = kKernels[kernel].tokens(config), columns = kKernels[kernel].columns(config);
+  const int64_t blocks = (m + tokens - 1) / tokens * ((n + columns - 1) / columns);
+  if (split > 1 && (blocks * split > 8 * sms || mma_workspace_bytes(m, n, split) > kWorkspace)) return false;
+  return tokens <= std::max<int64_t>(2 * m, 16) && tokens * (m >= 1024 ? 32 : 4) >= m && (m < 1024 || tokens >= 128);
 }
 
-void timings(DType dtype) {
+// `all`: the time of every configuration, to fit the cost model to.
+void timings(DType dtype, bool all) {
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   fill<<<1024, 256>>>(arena_x, 1, kArena, kArena, 1, 1.f, dtype == DType::kHalf);
@@ -485,7 +572,8 @@ void timings(DType dtype) {
   CHECK(cudaDeviceSynchronize());
   constexpr int64_t kShapes[][2] = {{6144, 1024}, {1024, 3072}, {6144, 4096}, {4096, 4096}, {24576, 4096}, {4096, 12288}, {51200, 5120}, {8192, 8192}};
   printf("%s, groups of 64: the three best of every plausible configuration, us of a call by graphs over rotating weights\n", dtype_name(dtype));
-  printf("d: sm80_decode, w: sm90a_wgmma, configuration/slices; in brackets GB/s of codes and scales, from m = 1024 TFLOP/s\n");
+  for (const Kernel& kernel : kKernels) printf("%s: %s, ", kernel.letter, kernel.name);
+  printf("configuration/slices; in brackets GB/s of codes and scales, from m = 1024 TFLOP/s\n");
   struct Result {
     float us;
     int kernel, config, split;
@@ -495,7 +583,7 @@ void timings(DType dtype) {
     p.m = m, p.n = shape[0], p.k = p.x_stride = shape[1], p.out_stride = p.n, p.group = 64;
     const double bytes = 4.0 * (code_words(p.n, p.k) + scale_words(p.n, p.k, 64));
     printf("n=%-5ld k=%-5ld m=%-4ld", (long)p.n, (long)p.k, (long)m);
-    for (int dependent = 0; dependent < (m >= 1024 ? 1 : 2); ++dependent) {
+    for (int dependent = 0; dependent < (m >= 1024 || all ? 1 : 2); ++dependent) {
       std::vector<Result> results;
       for (const auto& [kernel, config, split] : all_forms()) {
         if (!plausible(kernel, config, split, m, p.n, p.k)) continue;
@@ -503,17 +591,81 @@ void timings(DType dtype) {
         l.stream = stream, l.sm_count = sms, l.dependent = dependent, l.tile = {config, split};
         results.push_back({time_us(kernel, dtype, p, l, stream), kernel, config, split});
       }
+      if (all) {
+        for (const Result& r : results) printf(" %s %s/%d %.3f", kKernels[r.kernel].letter, name_of(r.kernel, r.config), r.split, r.us);
+        continue;
+      }
       std::sort(results.begin(), results.end(), [](const Result& a, const Result& b) { return a.us < b.us; });
       printf(" | %s", dependent ? "dep" : "plain");
       for (size_t i = 0; i < results.size() && i < 3; ++i) {
         const Result& r = results[i];
-        printf("%s %.2f %s%s/%d", i ? "," : "", r.us, r.kernel == 0 ? "d" : "w", name_of(r.kernel, r.config), r.split);
+        printf("%s %.2f %s%s/%d", i ? "," : "", r.us, kKernels[r.kernel].letter, name_of(r.kernel, r.config), r.split);
         if (i == 0) printf(" (%.0f)", m >= 1024 ? 2.0 * m * p.n * p.k / r.us * 1e-6 : bytes / r.us * 1e-3);
       }
     }
     printf("\n");
     fflush(stdout);
   }
+}
+
+// Rows of the weight, up to 16 MB of them, each time from another one.
+void rows_timings(DType dtype) {
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  for (const auto& shape : {std::array<int64_t, 2>{6144, 1024}, {1024, 3072}, {6144, 4096}, {4096, 4096}, {8192, 8192}}) for (int group : kGroups) {
+    Params p;
+    p.n = shape[0], p.k = shape[1], p.group = group;
+    const int64_t codes = code_words(p.n, p.k), words = scale_words(p.n, p.k, group), count = std::min(p.n, (int64_t{16} << 20) / (2 * p.k));
+    const int calls = static_cast<int>(std::min<int64_t>((int64_t{260} << 20) / (4 * (codes + words)) + 1, kCodeWords / codes));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < calls; ++i) {
+      p.codes = arena_codes + i * codes, p.scales = arena_words + i * words % (kScaleWords - words);
+      Launch l;
+      l.stream = stream, l.sm_count = sms;
+      launch_sm80_dequantize(dtype, p, 0, count, arena_out, l);
+    }
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t e[2];
+    for (auto& x : e) CHECK(cudaEventCreate(&x));
+    float best = 1e30f;
+    for (int r = 0; r < 5; ++r) {
+      CHECK(cudaEventRecord(e[0], stream));
+      CHECK(cudaGraphLaunch(exec, stream));
+      CHECK(cudaEventRecord(e[1], stream));
+      CHECK(cudaEventSynchronize(e[1]));
+      float ms;
+      CHECK(cudaEventElapsedTime(&ms, e[0], e[1]));
+      if (r > 0) best = std::min(best, ms * 1000.f / calls);
+    }
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    const double weights = static_cast<double>(count) * static_cast<double>(p.k);
+    printf("sm80_dequantize rows=%ld k=%ld group=%d: %.2f us (%.0f GB/s read and written)\n", (long)count, (long)p.k, group, best,
+           weights * (2.5 + 4.0 / group) / best * 1e-3);
+  }
+}
+
+// One configuration, for a profiler.
+void one(char** arguments) {
+  Params p;
+  p.m = atol(arguments[3]), p.n = atol(arguments[4]), p.k = p.x_stride = atol(arguments[5]), p.out_stride = p.n, p.group = 64;
+  fill<<<1024, 256>>>(arena_x, 1, p.m * p.k, p.m * p.k, 1, 1.f, true);
+  fill_words<<<1024, 256>>>(arena_codes, kCodeWords, 2);
+  fill_scale_words<<<1024, 256>>>(arena_words, kScaleWords, 0.005f, true);
+  p.x = arena_x, p.out = arena_out, p.codes = arena_codes, p.scales = arena_words;
+  for (int kernel = 0; kernel < kKernelCount; ++kernel) for (int config = 0; config < count_of(kernel); ++config) {
+    if (kKernels[kernel].name != std::string(arguments[0]) || name_of(kernel, config) != std::string(arguments[1])) continue;
+    Launch l;
+    l.sm_count = sms, l.tile = {config, atoi(arguments[2])};
+    for (int i = 0; i < 3; ++i) {
+      poison<<<1024, 256>>>(reinterpret_cast<uint32_t*>(arena_out2), kArena / 2, 0u);  // takes L2
+      launch_kernel(kernel, DType::kHalf, p, l);
+    }
+  }
+  CHECK(cudaDeviceSynchronize());
 }
 
 double now() {
@@ -525,7 +677,7 @@ double now() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string mode = argc > 1 ? argv[1] : "";
+  const std::string mode = argc > 1 ? argv[1] : "", word = argc > 2 ? argv[2] : "";
   int major = 0, minor = 0;
   CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
   CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
@@ -541,13 +693,16 @@ int main(int argc, char** argv) {
     CHECK(cudaMalloc(&arena_zeros, 8 << 20));
     CHECK(cudaMalloc(&arena_codes, kCodeWords * 4));
     CHECK(cudaMalloc(&arena_words, kScaleWords * 4));
+    CHECK(cudaMalloc(&workspace, kWorkspace));
+    CHECK(cudaMemset(workspace, 0xff, kWorkspace));
   }
+  if (mode == "one" && argc == 8) return one(argv + 2), 0;
   if (mode.rfind("time", 0) != 0) {
     const double from = now();
     if (mode == "sanitize") {
       sanitize();
     } else {
-      packing(), edges(), far_offsets(), chains(), again();
+      packing(), rows(), edges(), far_offsets(), chains(), again();
     }
     std::vector<Verdict> v(used);
     CHECK(cudaMemcpy(v.data(), verdicts, sizeof(Verdict) * used, cudaMemcpyDeviceToHost));
@@ -564,6 +719,9 @@ int main(int argc, char** argv) {
     fflush(stdout);
     if (failed) return 1;
   }
-  if (mode == "" || mode.rfind("time", 0) == 0) timings(argc > 2 && std::string(argv[2]) == "bf16" ? DType::kBFloat16 : DType::kHalf);
+  if (mode == "" || mode.rfind("time", 0) == 0) {
+    const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::kBFloat16 : DType::kHalf;
+    timings(dtype, word == "all"), rows_timings(dtype);
+  }
   return 0;
 }

@@ -1,10 +1,11 @@
 // Schemas, checks, selection and the filling of Params for torch.ops.dandan_w4a16. The only file that sees torch.
 //
-// w4a16_linear takes the canonical weight, which no kernel reads: it is checked here and runs as w4a16_linear_reference, which Python registers.
 // packed_linear takes the kernel-ordered weight: two flat tensors whose layout is w4a16.h's, codes of int32 and scales of the dtype that the kernels
-// compute in, which is the dtype of x. Both have the same forms: NAME allocates its result, NAME_out writes into a tensor, NAME_info tells the route of a
-// call without launching anything. repack makes one weight of the other, unpack takes it back. packed_tile_out launches one configuration of one kernel
-// and packed_candidates tells what the cost model says of all of them; both are for tests, measurements and calibration.
+// compute in, which is the dtype of x. w4a16_linear takes the canonical weight, which no kernel reads: it puts some of its rows in order at a time, in
+// workspace that lives as long as the call, and multiplies by them. Both have the same forms: NAME allocates its result, NAME_out writes into a tensor,
+// NAME_info tells the route of a call without launching anything. repack makes a kernel-ordered weight of a canonical one, unpack takes it back.
+// packed_tile_out launches one configuration of one kernel and packed_candidates tells what the cost model says of all of them; both are for tests,
+// measurements and calibration. The torch route of NAME is NAME_reference, which Python registers.
 #include <dandan/host/aten.h>
 #include <dandan/host/binding.h>
 #include <dandan/host/device.h>
@@ -107,6 +108,8 @@ void check_group(const char* op, int64_t group) {
 }
 
 constexpr const char* kInt32 = "int32 is needed";
+constexpr const char* kRepackScales = "float16 or bfloat16, the dtype of the activations, is needed";
+constexpr const char* kRepackZeros = "uint8 is needed";
 constexpr const char* kHalves = "float16 and bfloat16 are supported";
 constexpr const char* kFloats = "float16, bfloat16 and float32 are supported";
 
@@ -279,8 +282,8 @@ bool may_depend(const Problem& p) { return p.arch >= 90 && p.code_arch >= 90 && 
 // A flat tensor as kernels read it.
 bool in_place(const Tensor& t) { return (t.sizes[0] <= 1 || t.strides[0] == 1) && reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
-// Everything that the shapes, strides and addresses of a call of packed_linear decide, but for the route. `out` may be absent (a call that allocates): then
-// it is contiguous.
+// Everything that the shapes, strides and addresses of a call decide, but for the route. `out` may be absent (a call that allocates): then it is
+// contiguous. The weight of w4a16_linear gets its place in the workspace later, and is planned for as many rows as fit it.
 Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   Plan plan;
   Params& p = plan.params;
@@ -289,8 +292,11 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   p.n = call.n;
   p.k = call.k;
   p.group = static_cast<int>(call.group);
-  p.codes = static_cast<const uint32_t*>(call.codes.data);
-  p.scales = static_cast<const uint32_t*>(call.scales.data);
+  const bool canonical = call.op == Op::kCanonical;
+  if (!canonical) {
+    p.codes = static_cast<const uint32_t*>(call.codes.data);
+    p.scales = static_cast<const uint32_t*>(call.scales.data);
+  }
 
   int64_t row_stride = 0;
   host::MatrixRows x;
@@ -322,12 +328,15 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
   problem.sm_count = sm_count;
   host::is_half_dtype(call.x.dtype, &problem.dtype);
   problem.m = p.m;
-  problem.n = p.n;
+  problem.n = canonical ? slab_rows(p.n, std::max<int64_t>(p.k, 1), p.group) : p.n;
   problem.k = p.k;
   problem.group = p.group;
+  problem.canonical = canonical;
+  problem.integer_zeros = !canonical || call.zeros.dtype == aoti_torch_dtype_uint8();
   problem.scales_fit = call.scales.dtype == call.x.dtype;
+  problem.bias = static_cast<bool>(call.bias);
   problem.bias_fits = !call.bias || call.bias.dtype == call.x.dtype;
-  problem.weight_in_place = in_place(call.codes) && in_place(call.scales);
+  problem.weight_in_place = canonical || (in_place(call.codes) && in_place(call.scales));
   problem.copied = (plan.copy_x ? p.m * p.k : 0) + (plan.copy_out ? p.m * p.n : 0);
   problem.copies = int{plan.copy_x} + int{plan.copy_bias} + int{plan.copy_out};
   problem.backend = static_cast<Backend>(call.backend);
@@ -338,7 +347,7 @@ Plan make_plan(const Call& call, int arch, int code_arch, int sm_count) {
 Route remembered_select(const Problem& asked) {
   return host::remembered<Route>(asked, profiles().generation(), [](const Problem& forgotten) {
     Problem problem = forgotten;
-    problem.profile = profile_row(problem);
+    if (!problem.canonical) problem.profile = profile_row(problem);
     return select(problem);
   });
 }
@@ -370,55 +379,6 @@ void call_reference(Call& call) {
   if (!call.out) call.out = host::Arguments(stack).tensor();
 }
 
-// The kernel that the plan names. Copies live until it is enqueued; torch's allocator gives their memory to later work of the same stream alone.
-void run_kernel(const Call& call, Plan* plan, const host::DeviceFacts& facts, const Tensor& out) {
-  Tensor x, bias;
-  Params& p = plan->params;
-  if (plan->copy_x) x = host::copied(call.x, p.x_stride), p.x = x.data;
-  if (plan->copy_bias) bias = host::copied(call.bias, p.n), p.bias = bias.data;
-  p.out = out.data;
-  Launch launch;
-  launch.stream = static_cast<cudaStream_t>(host::current_cuda_stream(out.device_index));
-  launch.sm_count = facts.sm_count;
-  launch.dependent = may_depend(plan->problem);
-  launch.tile = plan->route.tile;
-  (plan->route.kernel == Backend::kSm80Decode ? launch_sm80_decode : launch_sm90a_wgmma)(plan->problem.dtype, p, launch);
-}
-
-void run_packed(Call& call, bool given) {
-  const host::DeviceFacts& facts = host::device_facts(call.x.device_index);
-  load_profile_once();
-  Plan plan = make_plan(call, facts.arch, host::code_architecture(facts.arch), facts.sm_count);
-  plan.route = remembered_select(plan.problem);
-  if (!plan.route.error.empty()) host::backend_unavailable(plan.route.error);
-  if (plan.route.kernel == Backend::kTorch) return call_reference(call);
-  Tensor result;
-  const bool temporary = !given || plan.copy_out;
-  if (temporary) result = host::empty_result(call.x, call.n);
-  run_kernel(call, &plan, facts, temporary ? result : call.out);
-  if (temporary && given) host::copy_into(call.out, result);
-  if (!given) call.out = std::move(result);
-}
-
-void run(Op op, Form form, StableIValue* stack) {
-  host::Arguments arguments(stack);
-  Call call = read_call(op, form, arguments, nullptr);
-  validate(call);
-  const host::DeviceGuard guard(call.x.device_index);
-  const bool given = static_cast<bool>(call.out);
-  if (call.m() == 0 || call.n == 0 || call.k == 0) {
-    if (!given) call.out = host::empty_result(call.x, call.n);
-    if (call.m() != 0 && call.n != 0) host::fill_empty_sums(call.out, call.bias);
-  } else if (op == Op::kPacked) {
-    run_packed(call, given);
-  } else {
-    const Route route = select_canonical(static_cast<Backend>(call.backend));
-    if (!route.error.empty()) host::backend_unavailable(route.error);
-    call_reference(call);
-  }
-  if (form == Form::kAllocate) host::Values(stack).tensor(call.out.release());
-}
-
 // ---------------------------------------------------------------- from one order of a weight to the other
 
 Tensor contiguous(Tensor t) {
@@ -445,8 +405,8 @@ void repack(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t group = arguments.integer();
   check_canonical(kName, qweight, scales, zeros, group, false);
   // Anything else could not be taken back bit for bit, nor would the kernels make the same weights of it.
-  check_dtype(kName, "scales have", scales, is_half(scales.dtype), "float16 or bfloat16, the dtype of the activations, is needed");
-  check_dtype(kName, "zeros have", zeros, zeros.dtype == aoti_torch_dtype_uint8(), "uint8 is needed");
+  check_dtype(kName, "scales have", scales, is_half(scales.dtype), kRepackScales);
+  check_dtype(kName, "zeros have", zeros, zeros.dtype == aoti_torch_dtype_uint8(), kRepackZeros);
   Weight w;
   w.n = qweight.sizes[0];
   w.k = qweight.sizes[1] * 8;
@@ -499,12 +459,126 @@ void unpack(StableIValue* stack, uint64_t, uint64_t) {
   host::Values(stack).tensor(qweight.release()).tensor(scales.release()).tensor(zeros.release());
 }
 
+// ---------------------------------------------------------------- the call
+
+// The kernel that the plan names, on a weight in its order; `like` is on the device.
+void launch_kernel(const Plan& plan, const Params& p, Launch launch, const Tensor& like) {
+  const DType dtype = plan.problem.dtype;
+  switch (plan.route.kernel) {
+    case Backend::kSm80Decode: return launch_sm80_decode(dtype, p, launch);
+    case Backend::kSm90Decode: return launch_sm90_decode(dtype, p, launch);
+    case Backend::kSm90aWgmma: return launch_sm90a_wgmma(dtype, p, launch);
+    default: break;
+  }
+  Tensor workspace;
+  if (const int64_t bytes = static_cast<int64_t>(mma_workspace_bytes(p.m, p.n, launch.tile.split))) {
+    workspace = host::empty(1, &bytes, aoti_torch_dtype_uint8(), like.device_type, like.device_index);
+    launch.workspace = workspace.data;
+  }
+  launch_sm80_mma(dtype, p, launch);
+}
+
+// The weight dequantised for this call, then torch's product with it.
+void launch_dequantized(const Plan& plan, const Tensor& x, const Tensor& out, const Launch& launch) {
+  const Params& p = plan.params;
+  const int64_t sizes[2] = {p.n, p.k};
+  const Tensor weight = host::empty(2, sizes, x.dtype, out.device_type, out.device_index);
+  launch_sm80_dequantize(plan.problem.dtype, p, 0, p.n, weight.data, launch);
+  const auto stride = [&](int64_t given, int64_t columns) { return p.m == 1 ? columns : given; };  // of a single row it means nothing
+  host::matrix_product(host::matrix_view(out, p.m, p.n, stride(p.out_stride, p.n), 1), host::matrix_view(x, p.m, p.k, stride(p.x_stride, p.k), 1),
+                       host::matrix_view(weight, p.k, p.n, 1, p.k), Tensor());
+}
+
+// The same on a canonical weight: some rows (of n) after the other are put in order, in the same workspace, and multiplied by.
+void launch_on_canonical(const Call& call, const Plan& plan, Launch launch) {
+  const Tensor from[3] = {contiguous(Tensor(call.codes.share())), contiguous(Tensor(call.scales.share())), contiguous(Tensor(call.zeros.share()))};
+  const int64_t step = plan.problem.n, groups = call.k / call.group;
+  const int64_t words = code_words(step, call.k), size = words + scale_words(step, call.k, plan.params.group);
+  const Tensor workspace = host::empty(1, &size, call.codes.dtype, call.codes.device_type, call.codes.device_index);
+  // A kernel that is launched as a dependent one reads its weight before the kernel in front of it, which writes that weight here, has ended.
+  launch.dependent = false;
+  Weight w;
+  w.k = call.k;
+  w.group = plan.params.group;
+  w.codes = static_cast<uint32_t*>(workspace.data);
+  w.scale_words = w.codes + words;
+  for (int64_t first = 0; first < call.n; first += step) {
+    w.n = std::min(step, call.n - first);
+    w.qweight = static_cast<int32_t*>(from[0].data) + first * (call.k / 8);
+    w.scales = static_cast<uint16_t*>(from[1].data) + first * groups;
+    w.zeros = static_cast<uint8_t*>(from[2].data) + first * groups;
+    launch_sm80_repack(plan.problem.dtype, w, launch.stream);
+    Params p = plan.params;
+    p.n = w.n;
+    p.codes = w.codes;
+    p.scales = w.scale_words;
+    if (p.bias != nullptr) p.bias = static_cast<const uint16_t*>(p.bias) + first;
+    p.out = static_cast<uint16_t*>(p.out) + first;
+    launch_kernel(plan, p, launch, workspace);
+  }
+}
+
+// Copies and workspace live until the kernel is enqueued; torch's allocator gives their memory to later work of the same stream alone.
+void run_kernel(const Call& call, Plan* plan, const host::DeviceFacts& facts, const Tensor& out) {
+  Tensor x, bias;
+  Params& p = plan->params;
+  if (plan->copy_x) x = host::copied(call.x, p.x_stride), p.x = x.data;
+  if (plan->copy_bias) bias = host::copied(call.bias, p.n), p.bias = bias.data;
+  p.out = out.data;
+  Launch launch;
+  launch.stream = static_cast<cudaStream_t>(host::current_cuda_stream(out.device_index));
+  launch.sm_count = facts.sm_count;
+  launch.dependent = may_depend(plan->problem);
+  launch.tile = plan->route.tile;
+  if (call.op == Op::kCanonical) {
+    launch_on_canonical(call, *plan, launch);
+  } else if (plan->route.kernel == Backend::kSm80Dequantize) {
+    launch_dequantized(*plan, plan->copy_x ? x : call.x, out, launch);
+  } else {
+    launch_kernel(*plan, p, launch, out);
+  }
+}
+
+void run(Op op, Form form, StableIValue* stack) {
+  host::Arguments arguments(stack);
+  Call call = read_call(op, form, arguments, nullptr);
+  validate(call);
+  const host::DeviceGuard guard(call.x.device_index);
+  const bool given = static_cast<bool>(call.out);
+  const auto finish = [&] {
+    if (form == Form::kAllocate) host::Values(stack).tensor(call.out.release());
+  };
+  if (call.m() == 0 || call.n == 0 || call.k == 0) {
+    if (!given) call.out = host::empty_result(call.x, call.n);
+    if (call.m() != 0 && call.n != 0) host::fill_empty_sums(call.out, call.bias);
+    return finish();
+  }
+  const host::DeviceFacts& facts = host::device_facts(call.x.device_index);
+  load_profile_once();
+  Plan plan = make_plan(call, facts.arch, host::code_architecture(facts.arch), facts.sm_count);
+  plan.route = remembered_select(plan.problem);
+  if (!plan.route.error.empty()) host::backend_unavailable(plan.route.error);
+  if (plan.route.kernel == Backend::kTorch) {
+    call_reference(call);
+    return finish();
+  }
+  Tensor result;
+  const bool temporary = !given || plan.copy_out;
+  if (temporary) result = host::empty_result(call.x, call.n);
+  run_kernel(call, &plan, facts, temporary ? result : call.out);
+  if (temporary && given) host::copy_into(call.out, result);
+  if (!given) call.out = std::move(result);
+  finish();
+}
+
 // ---------------------------------------------------------------- what a call would do
 
-// What is copied. The reference makes one dimension of leading ones itself, and its result is copied into `out`.
+// What is copied, the putting in order of a canonical weight included. The reference makes one dimension of leading ones itself, and its result is
+// copied into `out`.
 std::string copies(const Call& call, const Plan& plan, bool torch) {
   std::vector<const char*> list;
   if (torch ? !plan.x_merges : plan.copy_x) list.push_back("x");
+  if (!torch && call.op == Op::kCanonical) list.insert(list.end(), {"qweight", "scales", "zeros"});
   if (!torch && plan.copy_bias) list.push_back("bias");
   if (torch ? static_cast<bool>(call.out) : plan.copy_out) list.push_back("out");
   return host::json(list);
@@ -526,7 +600,7 @@ Plan asked_plan(const Call& call, int64_t arch) {
   return plan;
 }
 
-std::string problem_text(const Problem& p) {
+std::string problem_text(const Params& p) {
   return "\"m\": " + std::to_string(p.m) + ", \"n\": " + std::to_string(p.n) + ", \"k\": " + std::to_string(p.k) + ", \"group_size\": " +
          std::to_string(p.group);
 }
@@ -542,18 +616,19 @@ void info(Op op, StableIValue* stack) {
   if (nothing) {
     plan.route.reason = plan.params.k == 0 && plan.params.m != 0 && plan.params.n != 0 ? "K is 0: the sums are empty" : "out has no elements";
   } else {
-    plan.route = op == Op::kPacked ? select(plan.problem) : select_canonical(plan.problem.backend);
+    plan.route = select(plan.problem);
   }
   const Route& route = plan.route;
   if (!route.error.empty()) host::backend_unavailable(route.error);
   const bool torch = route.kernel == Backend::kTorch;
   const std::string config = torch ? "null" : host::quoted(configs_of(route.kernel).configs[route.tile.config].name);
+  const std::string note = torch || op == Op::kPacked ? "" : "; the weight is not finalised and is put in the kernel's order for this call";
   const std::string text = "{\"backend\": " + host::quoted(torch ? "torch" : "cuda") + ", \"kernel\": " + host::quoted(backend_name(route.kernel)) +
-                           ", \"reason\": " + host::quoted(route.reason) +
+                           ", \"reason\": " + host::quoted(route.reason + note) +
                            ", \"fallback_reason\": " + (*route.fallback != '\0' ? host::quoted(route.fallback) : "null") +
                            ", \"profile\": " + host::json(route.profile) + ", \"copies\": " + (nothing ? "[]" : copies(call, plan, torch)) +
                            ", \"config\": " + config + ", \"split\": " + std::to_string(route.tile.split) + ", \"us\": " + host::microseconds(route.us) +
-                           ", " + problem_text(plan.problem) + "}";
+                           ", " + problem_text(plan.params) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());
 }
 
@@ -583,7 +658,7 @@ void candidates(StableIValue* stack, uint64_t, uint64_t) {
             ", \"config\": " + host::quoted(configs_of(c.kernel).configs[c.config].name) + ", \"number\": " + std::to_string(c.config) +
             ", \"split\": " + std::to_string(c.split) + ", \"us\": " + host::microseconds(c.us) + "}";
   }
-  text += "], \"obstacles\": {" + refused + "}, " + problem_text(plan.problem) + "}";
+  text += "], \"obstacles\": {" + refused + "}, " + problem_text(plan.params) + "}";
   host::Values(stack).tensor(host::text_tensor(text).release());
 }
 
@@ -597,7 +672,7 @@ void describe(StableIValue* stack, uint64_t, uint64_t) {
     for (int c = 0; c < table.count; ++c) {
       const Config& config = table.configs[c];
       tables += std::string(c > 0 ? ", " : "") + "{\"name\": " + host::quoted(config.name) + ", \"tile_m\": " + std::to_string(config.tile_m) +
-                ", \"tile_n\": " + std::to_string(config.tile_n) + ", \"tile_k\": " + std::to_string(config.tile_k) +
+                ", \"tile_n\": " + std::to_string(config.tile_n) + ", \"tile_k\": " + std::to_string(kBlock) +
                 ", \"max_split\": " + std::to_string(max_split(config)) + ", \"splits\": [";
       for (int split = 1; split <= max_split(config); ++split) {
         if (takes_split(config, split)) tables += (tables.back() == '[' ? "" : ", ") + std::to_string(split);

@@ -11,18 +11,16 @@
 // Selected   routes.h.
 #pragma once
 
-#include <dandan/ptx/cluster.cuh>
 #include <dandan/ptx/cp_async_group.cuh>
 #include <dandan/ptx/ldmatrix.cuh>
 #include <dandan/ptx/mma.cuh>
 #include <dandan/ptx/pdl.cuh>
 
+#include "decode_sums.cuh"
 #include "dequantize.cuh"
 #include "w4a16.h"
 
 namespace dandan_w4a16 {
-
-namespace ptx = dandan::ptx;
 
 struct DecodeParams {
   const void* x;
@@ -35,13 +33,6 @@ struct DecodeParams {
   int blocks_k;  // of 64 k
   int split;     // blocks of a cluster, each with its part of K
 };
-
-// Below sm_90 there are no clusters; kernels that want one are compiled without and never launched.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kHasClusters = false;
-#else
-inline constexpr bool kHasClusters = true;
-#endif
 
 // 16 bytes that are read once, or zeros.
 __device__ __forceinline__ uint4 load_codes(bool take, const void* address) {
@@ -76,75 +67,6 @@ struct DecodeConfig {
   static constexpr int kOwnBytes = kRings > kFours * 16 * kWarps ? kRings : kFours * 16 * kWarps;  // the rings, then the sums of the warps
   static constexpr int shared_bytes(int split) { return kOwnBytes + (split - 1) * kFours * 16; }
 };
-
-// Adds the sums of all warps, then of all blocks, in order, and stores them. Four accumulators of tile i, half h, lane 4g + t: n = 16i + g (+ 8),
-// token = 8h + 2t (+ 1).
-template <typename T, class C, bool kCluster>
-__device__ __forceinline__ void add_and_store(const float (&sums)[C::kTiles][C::kHalves][4], const DecodeParams& p, float4* scratch, int n0, int rank) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  constexpr int kRounds = (C::kFours + C::kWarps * 32 - 1) / (C::kWarps * 32);
-#pragma unroll
-  for (int i = 0; i < C::kTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < C::kHalves; ++h) {
-      scratch[warp * C::kFours + (i * C::kHalves + h) * 32 + lane] = make_float4(sums[i][h][0], sums[i][h][1], sums[i][h][2], sums[i][h][3]);
-    }
-  }
-  __syncthreads();
-  float4 total[kRounds];
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int four = round * C::kWarps * 32 + thread;
-    total[round] = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (four < C::kFours) {
-#pragma unroll
-      for (int w = 0; w < C::kWarps; ++w) {
-        const float4 v = scratch[w * C::kFours + four];
-        total[round] = make_float4(total[round].x + v.x, total[round].y + v.y, total[round].z + v.z, total[round].w + v.w);
-      }
-    }
-  }
-  if constexpr (kCluster) {
-    // Block 0 adds. What the others send has a place of its own: they may be done while block 0 still reads its rings.
-    float4* const inbox = scratch + C::kOwnBytes / 16;
-    const uint32_t remote = rank > 0 ? ptx::mapa(static_cast<uint32_t>(__cvta_generic_to_shared(inbox + (rank - 1) * C::kFours)), 0) : 0;
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int four = round * C::kWarps * 32 + thread;
-      if (four < C::kFours && rank > 0) {
-        ptx::st_shared_cluster(remote + 16 * four, total[round].x);
-        ptx::st_shared_cluster(remote + 16 * four + 4, total[round].y);
-        ptx::st_shared_cluster(remote + 16 * four + 8, total[round].z);
-        ptx::st_shared_cluster(remote + 16 * four + 12, total[round].w);
-      }
-    }
-    ptx::barrier_cluster_arrive_release();
-    ptx::barrier_cluster_wait_acquire();
-    if (rank > 0) return;
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int four = round * C::kWarps * 32 + thread;
-      for (int r = 1; r < p.split && four < C::kFours; ++r) {
-        const float4 v = inbox[(r - 1) * C::kFours + four];
-        total[round] = make_float4(total[round].x + v.x, total[round].y + v.y, total[round].z + v.z, total[round].w + v.w);
-      }
-    }
-  }
-  const T* const bias = static_cast<const T*>(p.bias);
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int four = round * C::kWarps * 32 + thread;
-    if (four >= C::kFours) continue;
-    const int l = four % 32, n = n0 + four / 32 / C::kHalves * 16 + l / 4, token = four / 32 % C::kHalves * 8 + l % 4 * 2;
-    const float v[4] = {total[round].x, total[round].y, total[round].z, total[round].w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int column = n + e / 2 * 8, row = token + e % 2;
-      if (column >= p.n || row >= p.m) continue;
-      static_cast<T*>(p.out)[row * p.out_stride + column] = static_cast<T>(bias != nullptr ? v[e] + static_cast<float>(bias[column]) : v[e]);
-    }
-  }
-}
 
 template <typename T, class C, bool kSplit>
 __global__ void __launch_bounds__(C::kWarps * 32, C::kBlocks) decode_kernel(const __grid_constant__ DecodeParams p) {
@@ -233,7 +155,7 @@ __global__ void __launch_bounds__(C::kWarps * 32, C::kBlocks) decode_kernel(cons
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // the rings become the sums
   if constexpr (kCluster) ptx::barrier_cluster_wait_acquire();  // before the first write to another block's shared memory: that block has begun
-  add_and_store<T, C, kCluster>(sums, p, reinterpret_cast<float4*>(shared), tile0 * 16, rank);
+  add_and_store<T, C, kCluster>(sums, {p.out, p.out_stride, p.bias, p.m, p.n}, reinterpret_cast<float4*>(shared), tile0 * 16, rank, p.split);
 }
 
 }  // namespace dandan_w4a16

@@ -85,66 +85,81 @@ __device__ __forceinline__ void pin(uint32_t (&fragments)[4][4]) {
   }
 }
 
-// The codes and scales of a thread in one stage.
+// Keeps the compiler from working the value out again wherever it is used.
+__device__ __forceinline__ uint32_t keep(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The codes and scales of a thread in one stage: where they begin, plus the stage.
 template <class C>
 struct Packed {
   uint32_t words[4];
   uint2 scales[C::kGroupsOfBlock];
-  __device__ __forceinline__ void load(uint32_t codes) {
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(codes + thread * 16)
-                 : "memory");
+  __device__ __forceinline__ void load(uint32_t codes_at, uint32_t scales_at) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(codes_at) : "memory");
 #pragma unroll
     for (int q = 0; q < C::kGroupsOfBlock; ++q) {
-      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(scales[q].x), "=r"(scales[q].y)
-                   : "r"(codes + C::kCodeBytes + q * 256 + (thread / 32 * 8 + thread % 32 / 4) * 8)
-                   : "memory");
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(scales[q].x), "=r"(scales[q].y) : "r"(scales_at + q * 256) : "memory");
     }
   }
 };
 
 // A warp group's 64 rows over `count` blocks of 64 k. While the tensor cores have a block, the next one's codes are fetched; they are dequantised when the
 // block has ended: ptxas serialises instructions whose registers are written while others run. The other warp groups fill that time.
+// kUnroll stages in a row: their addresses are constants beside the first one's.
 template <typename T, class C>
 __device__ __forceinline__ void multiply(float (&sums)[C::kTokens / 2], uint32_t base, uint32_t full, uint32_t empty, int group, int count) {
-  const bool leader = threadIdx.x % 32 == 0;
-  const uint32_t codes = base + C::kTokenBytes + group * (C::kCodeBytes + C::kScaleBytes);
+  constexpr int kUnroll = C::kStages % 4 == 0 ? 4 : C::kStages;
+  static_assert(C::kStages % kUnroll == 0);
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const uint32_t packed_at = base + C::kTokenBytes + group * (C::kCodeBytes + C::kScaleBytes);  // of stage 0
+  const uint32_t codes = keep(packed_at + thread * 16), scales = keep(packed_at + C::kCodeBytes + (thread / 32 * 8 + thread % 32 / 4) * 8);
+  const uint64_t descriptor = ptx::wgmma_descriptor(base, 16, 1024);
+  const uint32_t tokens = keep(static_cast<uint32_t>(descriptor)), full_of = keep(full), empty_of = keep(empty);
   Packed<C> packed;
-  int stage = 0;
-  uint32_t parity = 0;
+  uint32_t first = 0, parity = 0;  // stage of the first of kUnroll
   if (count > 0) {
-    ptx::mbarrier_wait(full, 0);
-    packed.load(codes);
+    ptx::mbarrier_wait(full_of, 0);
+    packed.load(codes, scales);
   }
-  for (int i = 0; i < count; ++i) {
-    uint32_t a[4][4];
+  for (int i = 0; i < count; i += kUnroll) {
+    const uint32_t at = keep(first * C::kStagePitch), full_at = keep(full_of + 8 * first), empty_at = keep(empty_of + 8 * first), now = parity;
+    first += kUnroll;
+    if (first == C::kStages) first = 0, parity ^= 1;
+    const uint32_t next_at = first * C::kStagePitch, tokens_at = keep(tokens + (at >> 4));
 #pragma unroll
-    for (int q = 0; q < C::kGroupsOfBlock; ++q) {
-      const RowScale<T> upper(packed.scales[q].x), lower(packed.scales[q].y);
-      constexpr int kSteps = 4 / C::kGroupsOfBlock;
+    for (int s = 0; s < kUnroll; ++s) {
+      if (s > 0 && i + s >= count) break;
+      uint32_t a[4][4];
 #pragma unroll
-      for (int j = q * kSteps; j < (q + 1) * kSteps; ++j) dequantize<T>(packed.words[j], upper, lower, a[j]);
+      for (int q = 0; q < C::kGroupsOfBlock; ++q) {
+        const RowScale<T> upper(packed.scales[q].x), lower(packed.scales[q].y);
+        constexpr int kSteps = 4 / C::kGroupsOfBlock;
+#pragma unroll
+        for (int j = q * kSteps; j < (q + 1) * kSteps; ++j) dequantize<T>(packed.words[j], upper, lower, a[j]);
+      }
+      pin(a);
+      ptx::wgmma_fence_registers(sums);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // Only the lower half of a descriptor changes, and it does not overflow.
+        const uint64_t block = (descriptor & 0xFFFFFFFF00000000) | (tokens_at + s * (C::kStagePitch >> 4) + 2 * j);
+        ptx::WgmmaRegisters<T, C::kTokens>::run(sums, a[j], block, i + s + j > 0);
+      }
+      ptx::wgmma_commit_group();
+      if (i + s + 1 < count) {
+        const bool last = s + 1 == kUnroll;
+        const uint32_t to = last ? next_at : at + (s + 1) * C::kStagePitch;
+        ptx::mbarrier_wait(last ? full_of + 8 * first : full_at + 8 * (s + 1), last ? parity : now);
+        packed.load(codes + to, scales + to);
+      }
+      ptx::wgmma_wait_group<0>();
+      pin(a);
+      ptx::wgmma_fence_registers(sums);
+      ptx::mbarrier_arrive(empty_at + 8 * s);  // every lane, for what it read of the stage itself
     }
-    const uint64_t tokens = ptx::wgmma_descriptor(base + stage * C::kStagePitch, 16, 1024);
-    pin(a);
-    ptx::wgmma_fence_registers(sums);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < 4; ++j) ptx::WgmmaRegisters<T, C::kTokens>::run(sums, a[j], tokens + 2 * j, i + j > 0);
-    ptx::wgmma_commit_group();
-    const int read = stage;
-    if (++stage == C::kStages) stage = 0, parity ^= 1;
-    if (i + 1 < count) {
-      ptx::mbarrier_wait(full + 8 * stage, parity);
-      packed.load(codes + stage * C::kStagePitch);
-    }
-    ptx::wgmma_wait_group<0>();
-    pin(a);
-    ptx::wgmma_fence_registers(sums);
-    if (leader) ptx::mbarrier_arrive(empty + 8 * read);
   }
 }
 
@@ -181,7 +196,7 @@ __global__ void __launch_bounds__(C::kThreads) wgmma_kernel(const __grid_constan
     ptx::prefetch_tensormap(&p.x);
     for (int i = 0; i < C::kStages; ++i) {
       ptx::mbarrier_init(full + 8 * i, 1);
-      ptx::mbarrier_init(empty + 8 * i, C::kConsumers * 4);
+      ptx::mbarrier_init(empty + 8 * i, C::kAdders);
     }
     ptx::fence_mbarrier_init();
     const int ahead = min(count, C::kStages);

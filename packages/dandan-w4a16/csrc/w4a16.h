@@ -65,12 +65,22 @@ struct Launch {
   int sm_count = 0;
   bool dependent = false;  // programmatic dependent launch; the weight is always static: see finalize()
   Tile tile;
+  void* workspace = nullptr;  // sm80_mma with several slices of K: mma_workspace_bytes(), not initialised
 };
 
-// Up to 16 rows of x.
+// The fp32 sums of each slice.
+inline constexpr int64_t mma_workspace_bytes(int64_t m, int64_t n, int split) { return split > 1 ? 4 * split * m * n : 0; }
+
+// Up to 64 rows of x.
+void launch_sm90_decode(DType dtype, const Params& params, const Launch& launch);
+// Up to 16.
 void launch_sm80_decode(DType dtype, const Params& params, const Launch& launch);
 // More.
 void launch_sm90a_wgmma(DType dtype, const Params& params, const Launch& launch);
+// Any number of rows, without wgmma.
+void launch_sm80_mma(DType dtype, const Params& params, const Launch& launch);
+// Rows first .. first + count - 1 of w itself, [count, k] from a multiple of 16 bytes; of params codes, scales, n, k and group are read.
+void launch_sm80_dequantize(DType dtype, const Params& params, int64_t first, int64_t count, void* out, const Launch& launch);
 // codes and scale_words from qweight, scales and zeros, and back, bit for bit. Every word of the results is written.
 void launch_sm80_repack(DType dtype, const Weight& weight, cudaStream_t stream);
 void launch_sm80_unpack(DType dtype, const Weight& weight, cudaStream_t stream);

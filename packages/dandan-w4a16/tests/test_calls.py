@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,11 +18,12 @@ from w4a16_cases import (
 from dandan_ops_core.backend import BackendUnavailableError
 from dandan_ops_core.testing import assert_bit_equal
 from dandan_w4a16 import (
+    QuantizedLinear,
     reference,
     w4a16_linear,
     w4a16_linear_execution_info,
 )
-from dandan_w4a16._ops import KERNELS, LIBRARY
+from dandan_w4a16._ops import LIBRARY
 
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -112,7 +115,7 @@ def test_gradients_that_are_refused() -> None:
 
 
 def test_schemas() -> None:
-    """What the compiled library will have to define, word for word."""
+    """What the compiled library defines, word for word."""
     inputs = "Tensor x, Tensor qweight, Tensor scales, Tensor zeros, Tensor? bias, int group_size, int backend"
     assert LIBRARY.operators["w4a16_linear"].schemas() == [
         f"w4a16_linear({inputs}) -> Tensor",
@@ -147,9 +150,10 @@ def test_cuda_is_refused_with_the_reason() -> None:
             )
 
 
-@pytest.mark.skipif(bool(KERNELS), reason="there are kernels now")
-def test_on_cuda_the_reason_is_that_there_are_no_kernels() -> None:
+@pytest.mark.parametrize("why", ["the package was not built"])
+def test_on_cuda_without_the_library_the_reason_is_told(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors are on a CUDA device without one."""
+    monkeypatch.setattr(LIBRARY, "library", dataclasses.replace(LIBRARY.library, loaded=False, reason=why))
     with FakeTensorMode():
         x = torch.empty(2, 64, dtype=torch.float16, device="cuda")
         weight = (
@@ -158,13 +162,13 @@ def test_on_cuda_the_reason_is_that_there_are_no_kernels() -> None:
             torch.empty(8, 1, dtype=torch.uint8, device="cuda"),
         )
         info = w4a16_linear_execution_info(x, *weight)
-        assert (info.backend, info.fallback_reason) == (
+        assert (info.backend, info.reason, info.fallback_reason) == (
             "torch",
-            "dandan-w4a16 0.1.0 has no CUDA kernels yet, they follow",
+            "the compiled library is not loaded",
+            why,
         )
         with pytest.raises(BackendUnavailableError) as raised:
             w4a16_linear_execution_info(x, *weight, backend="cuda")
-    assert str(raised.value) == (
-        'w4a16_linear: backend "cuda" cannot run: dandan-w4a16 0.1.0 has no CUDA kernels yet, they follow; "auto" and '
-        '"torch" can'
-    )
+        layer = QuantizedLinear(64, 8, device="cuda")
+        assert not layer.finalize().is_finalized
+    assert str(raised.value) == f'w4a16_linear: backend "cuda" cannot run: {why}; "auto" and "torch" can'

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from module_cases import WAYS, assert_compiles, assert_same, blank
 from w4a16_cases import K, N, check, generator, module, random_weight, tensors, truth, weight_of, whole_x
 
 from dandan_ops_core.backend import BackendUnavailableError
@@ -17,28 +15,6 @@ from dandan_ops_core.testing import assert_bit_equal
 from dandan_w4a16 import Int4Weight, QuantizedLinear, quantize_int4
 
 PACKED = ("qweight", "scales", "zeros")
-
-
-def blank(**changes: object) -> QuantizedLinear:
-    return QuantizedLinear(K, N, **changes)  # type: ignore[arg-type]
-
-
-def assert_same(found: QuantizedLinear, wanted: QuantizedLinear) -> None:
-    """The same bits, and a product of them."""
-    for name in PACKED:
-        assert_bit_equal(getattr(found, name), getattr(wanted, name), name)
-    assert (found.group_size, found.zero_mode) == (wanted.group_size, wanted.zero_mode)
-    assert (found.bias is None) == (wanted.bias is None)
-    x = whole_x()
-    assert_bit_equal(found(x), truth(x, wanted.weight_int4, wanted.bias).half())
-
-
-def assert_compiles(found: QuantizedLinear) -> None:
-    torch._dynamo.reset()
-    x = whole_x()
-    compiled = torch.compile(found, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        assert_bit_equal(compiled(x), found(x))
 
 
 # ------------------------------------------------------------------------------------------------------ construction
@@ -139,67 +115,6 @@ def test_gradients_reach_the_layer_below() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- copies
-
-
-def moved_to_meta_and_filled(made: QuantizedLinear) -> QuantizedLinear:
-    state = made.state_dict()
-    other = copy.deepcopy(made).to("meta").to_empty(device="cpu")
-    other.load_state_dict(state)
-    return other
-
-
-def loaded(made: QuantizedLinear, assign: bool) -> QuantizedLinear:
-    kept = {"bias": made.bias is not None, "zero_mode": made.zero_mode, "scale_dtype": torch.float32}
-    other = blank(**kept, device="meta" if assign else "cpu")
-    other.load_state_dict(made.state_dict(), assign=assign)
-    return other
-
-
-def saved(made: QuantizedLinear) -> QuantizedLinear:
-    buffer = io.BytesIO()
-    torch.save(made.state_dict(), buffer)
-    buffer.seek(0)
-    other = blank(bias=made.bias is not None, zero_mode=made.zero_mode)
-    other.load_state_dict(torch.load(buffer, weights_only=True))
-    return other
-
-
-def by_name(made: QuantizedLinear) -> QuantizedLinear:
-    """One tensor at a time into a module on meta, as model loaders do."""
-    other = blank(bias=made.bias is not None, zero_mode=made.zero_mode, device="meta")
-    for name, value in made.state_dict().items():
-        other.load_state_dict({name: value}, strict=False, assign=True)
-    return other
-
-
-def by_attribute(made: QuantizedLinear) -> QuantizedLinear:
-    other = blank(bias=made.bias is not None, zero_mode=made.zero_mode, device="meta")
-    for name, value in made.state_dict().items():
-        setattr(other, name, torch.nn.Parameter(value, requires_grad=False) if name == "bias" else value)
-    return other
-
-
-WAYS: dict[str, Callable[[QuantizedLinear], torch.nn.Module]] = {
-    "itself": lambda made: made,
-    "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
-    "pickle": lambda made: pickle.loads(pickle.dumps(made)),
-    "load": lambda made: loaded(made, False),
-    "load assign": lambda made: loaded(made, True),
-    "save and load": saved,
-    "by name": by_name,
-    "by attribute": by_attribute,
-    "meta and back": moved_to_meta_and_filled,
-    "cpu": lambda made: made.cpu(),
-    "to": lambda made: made.to("cpu", torch.float16),
-    "half": lambda made: made.half(),
-    "bfloat16 and back": lambda made: made.bfloat16().half(),
-    "float and back": lambda made: made.float().to(torch.float16),
-    "type": lambda made: made.type(torch.float16),
-    "shared memory": lambda made: made.share_memory(),
-    "finalize": lambda made: made.finalize(),
-    "eval": lambda made: made.eval().requires_grad_(False),
-}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -262,7 +262,7 @@ for _name in ("x", "qweight", "scales", "zeros", "bias"):
 refused(
     "backend unknown",
     ValueError,
-    "backend 'marlin' is unknown; it is one of auto, torch, cuda",
+    "backend 'marlin' is unknown; it is one of auto, torch, cuda, sm80_decode, sm90a_wgmma",
     backend="marlin",
 )
 refused(

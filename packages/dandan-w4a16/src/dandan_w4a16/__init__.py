@@ -1,4 +1,4 @@
-"""Linear layers with INT4 weights and FP16 or BF16 activations, for LLM inference on PyTorch."""
+"""Linear layers with INT4 weights and FP16 or BF16 activations for LLM inference, as CUDA operators for PyTorch."""
 
 from __future__ import annotations
 

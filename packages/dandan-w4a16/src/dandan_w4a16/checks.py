@@ -6,10 +6,12 @@ Each rule names the operator, the argument, what is needed and what came. `op` i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from dandan_ops_core.tensors import dtype_name, overlap, overlaps_itself, shape_text
+from dandan_w4a16 import kernel_order
 
 __all__ = [
     "GROUP_SIZES",
@@ -18,7 +20,10 @@ __all__ = [
     "group_size",
     "integer",
     "no_gradient",
+    "ordered_weight",
+    "packed_linear",
     "packed_weight",
+    "repack",
     "tensor",
     "values",
     "w4a16_linear",
@@ -83,8 +88,10 @@ def zero_mode(op: str, zeros: torch.Tensor, mode: object) -> None:
         )
 
 
-def packed_weight(op: str, qweight: object, scales: object, zeros: object, size: object) -> tuple[int, int]:
-    """N and K of a weight whose three tensors fit each other."""
+def packed_weight(
+    op: str, qweight: object, scales: object, zeros: object, size: object, *, whole_groups: bool = True
+) -> tuple[int, int]:
+    """N and K of a weight whose three tensors fit each other. `whole_groups`: the last one is not short."""
     words = tensor(op, "qweight", qweight)
     if words.dtype != torch.int32:
         raise TypeError(f"{op}: qweight has dtype {dtype_name(words.dtype)}; int32 is needed")
@@ -92,8 +99,9 @@ def packed_weight(op: str, qweight: object, scales: object, zeros: object, size:
         raise ValueError(f"{op}: qweight has shape {shape_text(words.shape)}; [N, K/8] is needed")
     group = group_size(op, size)
     n, k = words.shape[0], words.shape[1] * 8
-    if k % group != 0:
+    if whole_groups and k % group != 0:
         raise ValueError(f"{op}: K={k} of qweight is not a multiple of group_size={group}")
+    groups = (k + group - 1) // group
     for name, t in (("scales", scales), ("zeros", zeros)):
         other = tensor(op, name, t)
         if other.device != words.device:
@@ -104,9 +112,9 @@ def packed_weight(op: str, qweight: object, scales: object, zeros: object, size:
             raise TypeError(
                 f"{op}: zeros have dtype {dtype_name(other.dtype)}; uint8, or float16, bfloat16 or float32 is needed"
             )
-        if other.dim() != 2 or other.shape[0] != n or other.shape[1] != k // group:
+        if other.dim() != 2 or other.shape[0] != n or other.shape[1] != groups:
             raise ValueError(
-                f"{op}: {name} have shape {shape_text(other.shape)}; {shape_text((n, k // group))} is needed for "
+                f"{op}: {name} have shape {shape_text(other.shape)}; {shape_text((n, groups))} is needed for "
                 f"N={n}, K={k}, group_size={group}"
             )
     return n, k
@@ -134,31 +142,101 @@ def no_gradient(op: str, scales: torch.Tensor, zeros: torch.Tensor) -> None:
             )
 
 
-def w4a16_linear(
-    x: object, qweight: object, scales: object, zeros: object, bias: object, group_size: object, *, out: Outputs
-) -> None:
-    """Raises TypeError or ValueError when an argument breaks a rule; `out`: the output in a tuple, or None."""
-    op = "w4a16_linear"
+def _activations(op: str, x: object) -> torch.Tensor:
     left = tensor(op, "x", x)
     if left.dim() < 1:
         raise ValueError(f"{op}: x has 0 dimensions; at least 1 is needed")
     if left.dtype not in ACTIVATIONS:
         raise TypeError(f"{op}: x has dtype {dtype_name(left.dtype)}; float16 and bfloat16 are supported")
+    return left
+
+
+def _rest(op: str, x: torch.Tensor, bias: object, n: int, k: int, weight: str) -> None:
+    """The rules that do not depend on the order of the weight, which messages call `weight`."""
+    if x.shape[-1] != k:
+        raise ValueError(f"{op}: x has K={x.shape[-1]} but {weight} has K={k}")
+    if bias is not None:
+        vector = tensor(op, "bias", bias)
+        if vector.device != x.device:
+            raise ValueError(f"{op}: bias is on {vector.device} but x is on {x.device}")
+        floating(op, "bias", vector)
+        if vector.dim() != 1 or vector.shape[0] != n:
+            raise ValueError(f"{op}: bias has shape {shape_text(vector.shape)} but {weight} has N={n}")
+
+
+def w4a16_linear(
+    x: object, qweight: object, scales: object, zeros: object, bias: object, group_size: object, *, out: Outputs
+) -> None:
+    """Raises TypeError or ValueError when an argument breaks a rule; `out`: the output in a tuple, or None."""
+    op = "w4a16_linear"
+    left = _activations(op, x)
     if isinstance(qweight, torch.Tensor) and qweight.device != left.device:
         raise ValueError(f"{op}: qweight is on {qweight.device} but x is on {left.device}")
     n, k = packed_weight(op, qweight, scales, zeros, group_size)
-    if left.shape[-1] != k:
-        raise ValueError(f"{op}: x has K={left.shape[-1]} but qweight has K={k}")
-    if bias is not None:
-        vector = tensor(op, "bias", bias)
-        if vector.device != left.device:
-            raise ValueError(f"{op}: bias is on {vector.device} but x is on {left.device}")
-        floating(op, "bias", vector)
-        if vector.dim() != 1 or vector.shape[0] != n:
-            raise ValueError(f"{op}: bias has shape {shape_text(vector.shape)} but qweight has N={n}")
+    _rest(op, left, bias, n, k, "qweight")
     if out is not None:
         inputs = (("x", left), ("qweight", qweight), ("scales", scales), ("zeros", zeros), ("bias", bias))
         _output(op, out[0], left, n, inputs)
+
+
+def ordered_weight(op: str, codes: object, scales: object, n: object, k: object, size: object) -> tuple[int, int]:
+    """N and K of a weight in the kernels' order whose two tensors fit them."""
+    group = group_size(op, size)
+    sizes: list[Any] = []  # ints, under torch.compile perhaps symbolic ones
+    for name, given in (("n", n), ("k", k)):
+        if not isinstance(given, (int, torch.SymInt)) or isinstance(given, bool):
+            raise TypeError(f"{op}: {name} is {type(given).__name__}; an int is needed")
+        if given < 0 or given > 0x7FFFFFFF:
+            raise ValueError(f"{op}: {name} is {given}; 0 to 2147483647 is needed")
+        sizes.append(given)
+    rows, columns = sizes
+    if columns % 8 != 0:
+        raise ValueError(f"{op}: k is {columns}; a multiple of 8 is needed")
+    words = tensor(op, "codes", codes)
+    if words.dtype != torch.int32:
+        raise TypeError(f"{op}: codes have dtype {dtype_name(words.dtype)}; int32 is needed")
+    pairs = tensor(op, "scales", scales)
+    if pairs.device != words.device:
+        raise ValueError(f"{op}: scales are on {pairs.device} but codes are on {words.device}")
+    if pairs.dtype not in ACTIVATIONS:
+        raise TypeError(f"{op}: scales have dtype {dtype_name(pairs.dtype)}; float16 and bfloat16 are supported")
+    for name, t, elements in (
+        ("codes", words, kernel_order.code_words(rows, columns)),
+        ("scales", pairs, kernel_order.scale_elements(rows, columns, group)),
+    ):
+        if t.dim() != 1 or t.shape[0] != elements:
+            raise ValueError(
+                f"{op}: {name} have shape {shape_text(t.shape)}; [{elements}] is needed for n={rows}, k={columns}, "
+                f"group_size={group}"
+            )
+    return rows, columns
+
+
+def packed_linear(
+    x: object, codes: object, scales: object, bias: object, n: object, k: object, group_size: object, *, out: Outputs
+) -> None:
+    """The same as `w4a16_linear` for a weight in the kernels' order."""
+    op = "packed_linear"
+    left = _activations(op, x)
+    if isinstance(codes, torch.Tensor) and codes.device != left.device:
+        raise ValueError(f"{op}: codes are on {codes.device} but x is on {left.device}")
+    rows, columns = ordered_weight(op, codes, scales, n, k, group_size)
+    _rest(op, left, bias, rows, columns, "the weight")
+    if out is not None:
+        inputs = (("x", left), ("codes", codes), ("scales", scales), ("bias", bias))
+        _output(op, out[0], left, rows, inputs)
+
+
+def repack(qweight: object, scales: object, zeros: object, group_size: object) -> None:
+    """What can be put in order: scales of a dtype that kernels compute in, integer zeros."""
+    op = "repack"
+    packed_weight(op, qweight, scales, zeros, group_size, whole_groups=False)
+    for name, t, allowed, needed in (
+        ("scales", scales, ACTIVATIONS, "float16 or bfloat16, the dtype of the activations, is needed"),
+        ("zeros", zeros, (torch.uint8,), "uint8 is needed"),
+    ):
+        if isinstance(t, torch.Tensor) and t.dtype not in allowed:
+            raise TypeError(f"{op}: {name} have dtype {dtype_name(t.dtype)}; {needed}")
 
 
 def _output(op: str, t: object, x: torch.Tensor, n: int, inputs: Sequence[tuple[str, object]]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from dandan_ops_core.backend import ExecutionInfo
 from dandan_w4a16 import checks
 from dandan_w4a16._ops import LIBRARY
 
-__all__ = ["w4a16_linear_execution_info"]
+__all__ = ["packed_linear_execution_info", "w4a16_linear_execution_info"]
 
 
 def w4a16_linear_execution_info(
@@ -30,7 +33,8 @@ def w4a16_linear_execution_info(
 
     Returns:
         Backend ("cuda" or "torch"), kernel, the reason for it, why no own kernel runs, and what else `ExecutionInfo`
-        holds.
+        holds. `copies` names the weight's tensors where an own kernel runs: each call puts them in the kernel's order,
+        which a finalised `QuantizedLinear` does once.
 
     Raises:
         TypeError: where the call raises it.
@@ -46,6 +50,34 @@ def w4a16_linear_execution_info(
     gradients = LIBRARY.check_gradients(op, inputs, outputs, backend)
     if gradients:
         checks.no_gradient(op, scales, zeros)
+    return _info(op, inputs, outputs, backend, gradients)
+
+
+def packed_linear_execution_info(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+    group_size: int,
+    *,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+) -> ExecutionInfo:
+    """The same for `packed_linear`."""
+    op = "packed_linear"
+    inputs = (x, codes, scales, bias, n, k, group_size)
+    outputs = None if out is None else (out,)
+    LIBRARY.number(op, backend)
+    LIBRARY.operators[op].check(*inputs, out=outputs)
+    return _info(op, inputs, outputs, backend, LIBRARY.check_gradients(op, inputs, outputs, backend))
+
+
+def _info(
+    op: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor] | None, backend: str, gradients: bool
+) -> ExecutionInfo:
+    x = inputs[0]
 
     def torch_info(reason: str, fallback_reason: str | None) -> ExecutionInfo:
         return ExecutionInfo(op, "torch", "torch", reason, None, fallback_reason, (), str(x.device))
@@ -65,7 +97,7 @@ def w4a16_linear_execution_info(
     try:
         route = LIBRARY.info(op, inputs, outputs or (None,), backend)
     except RuntimeError as error:
-        raise LIBRARY.explain(op, error, inputs, out, backend) from None
+        raise LIBRARY.explain(op, error, inputs, outputs[0] if outputs else None, backend) from None
     return ExecutionInfo(
         op,
         route["backend"],

@@ -28,9 +28,15 @@ def w4a16_linear(
 ) -> torch.Tensor:
     """Linear layer with an INT4 weight: ``x @ w.T + bias``, where ``w = round_to(x.dtype)(fp32(q - z) * fp32(s))``.
 
-    Products are added in FP32, the bias as well, and the sum is rounded once. The weight is dequantised by tiles, of
-    which none outlives its use. Values of scales and zeros are not looked at: the result is what the rule gives
-    (`Int4Weight.check_values` looks). Gradients are computed for x and bias.
+    Products are added in FP32, the bias as well, and the sum is rounded once. Every kernel is deterministic: the same
+    inputs give the same bits on every run and stream. Which kernel runs, and with it the order of additions, depends on
+    the number of rows: a row's bits may differ between batches of different sizes. Gradients are computed for x and
+    bias.
+
+    The own kernels read the weight in an order of their own, in which this puts it anew in each call, in at most 16 MB
+    of workspace (or 64 rows of the weight); a finalised `QuantizedLinear` has it in that order. PyTorch dequantises it
+    by tiles, of which none outlives its use. Values of scales and zeros are not looked at (`Int4Weight.check_values`
+    looks): with scales that are not finite the result is what the rule gives, with zeros above 15 it is undefined.
 
     Args:
         x: [..., K], float16 or bfloat16, any strides.
@@ -41,7 +47,8 @@ def w4a16_linear(
         bias: [N] float16, bfloat16 or float32; device of x.
         zero_mode: "integer" or "float". Float zeros are subtracted in FP32; they are never rounded to integers.
         out: [..., N] of x's dtype to write into; shares no memory with the other tensors.
-        backend: "auto", "torch" or "cuda". There are no CUDA kernels yet: "auto" takes PyTorch, "cuda" raises.
+        backend: "auto", "torch", "cuda", "sm80_decode" or "sm90a_wgmma". The own kernels need scales and bias of the
+            dtype of x and integer zeros.
 
     Returns:
         [..., N] of x's dtype, contiguous, or ``out``. With K = 0 the bias, or zeros.

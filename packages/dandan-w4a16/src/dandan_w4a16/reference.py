@@ -7,11 +7,11 @@ says. No more than TILE elements of the weight are dequantised at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
-__all__ = ["dequantize", "grad_x", "pack", "tiles", "unpack", "w4a16_linear"]
+__all__ = ["dequantize", "grad_x", "multiply", "multiply_back", "pack", "tiles", "unpack", "w4a16_linear"]
 
 TILE = 1 << 20
 """Elements of the weight that are dequantised at a time, or one row where that is longer: 4 MB in FP32."""
@@ -61,6 +61,46 @@ def _product(rows: torch.Tensor, weight: torch.Tensor, compute_dtype: torch.dtyp
     return rows.to(compute_dtype) @ weight.to(compute_dtype)
 
 
+def multiply(
+    x: torch.Tensor,
+    weights: Iterable[tuple[slice, torch.Tensor]],
+    n: int,
+    bias: torch.Tensor | None,
+    compute_dtype: torch.dtype,
+) -> torch.Tensor:
+    """``x @ w.T + bias`` of a weight that comes some rows at a time: which, and they in the dtype of x."""
+    rows = _rows(x)
+    result_dtype = x.dtype if compute_dtype == torch.float32 else compute_dtype
+    out = torch.empty(rows.shape[0], n, dtype=result_dtype, device=x.device)
+    if x.shape[-1] == 0:
+        out.copy_(torch.zeros((), device=x.device) if bias is None else bias)
+        return out.view(*x.shape[:-1], n)
+    if not rows.is_cuda:
+        rows = rows.to(compute_dtype)  # once, not for every tile
+    for tile, weight in weights:
+        product = _product(rows, weight.t(), compute_dtype)
+        if bias is not None:
+            product += bias[tile].to(compute_dtype)
+        out[:, tile] = product
+    return out.view(*x.shape[:-1], n)
+
+
+def multiply_back(grad: torch.Tensor, weights: Iterable[tuple[slice, torch.Tensor]], k: int) -> torch.Tensor:
+    """``grad @ w`` of such a weight, added in FP32 and rounded once."""
+    rows = _rows(grad)
+    total = torch.zeros(rows.shape[0], k, dtype=torch.float32, device=grad.device)
+    for tile, weight in weights:
+        total += _product(rows[:, tile], weight, torch.float32)
+    return total.to(grad.dtype).view(*grad.shape[:-1], k)
+
+
+def _weights(
+    qweight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    for tile in tiles(qweight.shape[0], qweight.shape[1] * 8):
+        yield tile, dequantize(qweight[tile], scales[tile], zeros[tile], group_size, dtype)
+
+
 def w4a16_linear(
     x: torch.Tensor,
     qweight: torch.Tensor,
@@ -85,19 +125,8 @@ def w4a16_linear(
     Returns:
         [..., N], contiguous.
     """
-    n, k = qweight.shape[0], x.shape[-1]
-    rows = _rows(x)
-    result_dtype = x.dtype if compute_dtype == torch.float32 else compute_dtype
-    out = torch.empty(rows.shape[0], n, dtype=result_dtype, device=x.device)
-    if not rows.is_cuda:
-        rows = rows.to(compute_dtype)  # once, not for every tile
-    for tile in tiles(n, k):
-        weight = dequantize(qweight[tile], scales[tile], zeros[tile], group_size, x.dtype)
-        product = _product(rows, weight.t(), compute_dtype)
-        if bias is not None:
-            product += bias[tile].to(compute_dtype)
-        out[:, tile] = product
-    return out.view(*x.shape[:-1], n)
+    weights = _weights(qweight, scales, zeros, group_size, x.dtype)
+    return multiply(x, weights, qweight.shape[0], bias, compute_dtype)
 
 
 def grad_x(
@@ -112,10 +141,5 @@ def grad_x(
     Returns:
         [..., K], contiguous.
     """
-    n, k = qweight.shape[0], qweight.shape[1] * 8
-    rows = _rows(grad)
-    total = torch.zeros(rows.shape[0], k, dtype=torch.float32, device=grad.device)
-    for tile in tiles(n, k):
-        weight = dequantize(qweight[tile], scales[tile], zeros[tile], group_size, grad.dtype)
-        total += _product(rows[:, tile], weight, torch.float32)
-    return total.to(grad.dtype).view(*grad.shape[:-1], k)
+    weights = _weights(qweight, scales, zeros, group_size, grad.dtype)
+    return multiply_back(grad, weights, qweight.shape[1] * 8)

@@ -1,0 +1,683 @@
+"""Routes of the compiled library, asked without a GPU: which kernel, configuration and slices of K a shape, layout and
+architecture take, what is copied, and why not another.
+
+The estimates are tuned on a GPU, so these tests do not say which kernel wins where. They say that the choice is what
+the estimates say, that it can run, that layouts are read in place where they can be, and that every reason of
+csrc/routes.h is met.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dandan_ops_core import loader
+from dandan_ops_core.backend import BackendUnavailableError
+from dandan_w4a16._ops import KERNELS, LIBRARY
+from dandan_w4a16.kernel_order import code_words, scale_elements
+from dandan_w4a16.packed import candidates
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+ROUTES = (CSRC / "routes.h").read_text(encoding="utf-8")
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+H200 = 90
+DECODE_ROWS = 16
+ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 1024, 4096)
+LAYERS = ((4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (51200, 5120), (151936, 1024))  # (n, k)
+AWKWARD = ((1, 8), (8, 64), (7, 4088), (4095, 8), (130, 72), (3, 100000))
+
+
+def test_a_library_that_was_built_is_loaded() -> None:
+    """Otherwise all that follows would be skipped, and nobody would see that a wheel is broken."""
+    library = loader.load("dandan_w4a16")
+    assert library.loaded or library.build_info.get("library") is None, library.reason
+
+
+def sheet(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """A contiguous tensor of any size that takes no memory; its address counts as aligned."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ordered(n: int, k: int, group: int = 64, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
+    """A weight in the kernels' order."""
+    codes = sheet(code_words(n, k), dtype=torch.int32)
+    pairs = sheet(scale_elements(n, k, group), dtype=dtype)
+    return {"codes": codes, "scales": pairs, "n": n, "k": k, "group_size": group}
+
+
+def operands(m: int, n: int, k: int, *, group: int = 64, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
+    return {"x": sheet(m, k, dtype=dtype), "bias": None, **ordered(n, k, group, dtype)}
+
+
+def code_for(arch: int) -> int:
+    """The architecture of the code that a device would run, said once more: machine code first, then PTX."""
+    described = LIBRARY.describe()
+    machine = [name for name in described["sass"].split(",") if name]
+    portable = [int(name.rstrip("af")) for name in described["ptx"].split(",") if name]
+    exact = [int(name[:-1]) for name in machine if name[-1] in "af" and int(name[:-1]) == arch]
+    same_major = [int(n) for n in machine if n[-1] not in "af" and int(n) // 10 == arch // 10 and int(n) <= arch]
+    return max([*exact, *same_major], default=0) or max([n for n in portable if n <= arch], default=0)
+
+
+@functools.cache
+def home() -> int:
+    """The architecture that is asked about where it does not matter: an H200's, if the library has code for it."""
+    return next(arch for arch in (H200, *ARCHITECTURES) if code_for(arch))
+
+
+def ask(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+    group_size: int,
+    *,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+    arch: int | None = None,
+) -> dict[str, Any]:
+    inputs = (x, codes, scales, bias, n, k, group_size)
+    return LIBRARY.info("packed_linear", inputs, (out,), backend, arch or home())
+
+
+def ask_canonical(
+    x: torch.Tensor,
+    n: int,
+    *,
+    group: int = 64,
+    scales: torch.dtype | None = None,
+    zeros: torch.dtype = torch.uint8,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+    arch: int | None = None,
+) -> dict[str, Any]:
+    device, k = x.device, x.shape[-1]
+    qweight = torch.empty(n, k // 8, dtype=torch.int32, device=device)
+    s = torch.empty(n, k // group, dtype=scales or x.dtype, device=device)
+    z = torch.empty(n, k // group, dtype=zeros, device=device)
+    return LIBRARY.info("w4a16_linear", (x, qweight, s, z, bias, group), (out,), backend, arch or home())
+
+
+def configs() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = LIBRARY.describe()["configs"]
+    return found
+
+
+def built(name: str) -> bool:
+    return name in LIBRARY.describe()["sass"].split(",")
+
+
+def measured() -> set[int]:
+    """Architectures of which routes.h says that they were measured."""
+    found = re.search(r"kMeasuredArchitectures = \{([^}]*)\}", ROUTES)
+    assert found is not None
+    return {int(number) for number in found[1].split(",") if number.strip()}
+
+
+@pytest.fixture
+def needs_90a() -> None:
+    if not built("90a"):
+        pytest.skip("the library was built without code for sm_90a")
+
+
+# ------------------------------------------------------------------------------------------------------ configurations
+
+
+@pytest.mark.library
+def test_tables_of_configurations() -> None:
+    assert list(configs()) == list(KERNELS)
+    for kernel, table in configs().items():
+        names = [each["name"] for each in table]
+        assert names, kernel
+        assert len(set(names)) == len(names), kernel
+        for each in table:
+            assert re.fullmatch(r"[A-Za-z0-9_+-]+", each["name"]), "a route table separates by dots"
+            assert each["tile_m"] % 8 == 0
+            assert each["tile_n"] % 16 == 0
+            assert each["tile_k"] == 64
+            assert each["splits"] == sorted(set(each["splits"]))
+            assert each["splits"][0] == 1
+            assert each["splits"][-1] == each["max_split"]
+    assert all(each["tile_m"] == DECODE_ROWS for each in configs()["sm80_decode"])
+
+
+# -------------------------------------------------------------------------------------------------------- the estimates
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_choice_is_the_cheapest_candidate(group: int, dtype: torch.dtype) -> None:
+    for n, k in (*LAYERS, *AWKWARD):
+        for m in ROWS:
+            call = operands(m, n, k, group=group, dtype=dtype)
+            where = f"{m} {n} {k}"
+            found = candidates(**call, arch=H200)
+            every = found["candidates"]
+            assert [each["us"] for each in every] == sorted(each["us"] for each in every), where
+            assert len({(c["kernel"], c["config"], c["split"]) for c in every}) == len(every), where
+            assert all(each["us"] > 0 for each in every), where
+            assert {each["kernel"] for each in every} | set(found["obstacles"]) == set(KERNELS), where
+            auto = ask(**call)
+            assert (auto["kernel"], auto["us"]) == (every[0]["kernel"], every[0]["us"]), where
+            assert (auto["backend"], auto["fallback_reason"], auto["copies"]) == ("cuda", None, []), where
+            for backend in ("cuda", *KERNELS):
+                mine = [each for each in every if backend in ("cuda", each["kernel"])]
+                if mine:
+                    route = ask(**call, backend=backend)
+                    assert route["us"] == mine[0]["us"], where
+                    assert any(
+                        (route["kernel"], route["config"], route["split"]) == (c["kernel"], c["config"], c["split"])
+                        for c in mine
+                    ), where
+                else:
+                    with pytest.raises(BackendUnavailableError, match=re.escape(found["obstacles"][backend])):
+                        ask(**call, backend=backend)
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+@settings(max_examples=200, deadline=None)
+@given(m=st.integers(1, 1 << 20), n=st.integers(1, 1 << 20), words=st.integers(1, 1 << 17))
+def test_candidates_can_run(m: int, n: int, words: int) -> None:
+    """No more slices than blocks of K, none that a configuration does not take, few rows where they must be."""
+    k = 8 * words
+    tables = {kernel: {each["name"]: each for each in table} for kernel, table in configs().items()}
+    found = candidates(**operands(m, n, k), arch=H200)
+    assert any(each["kernel"] == "sm90a_wgmma" for each in found["candidates"]), "it takes everything"
+    for each in found["candidates"]:
+        config = tables[each["kernel"]][each["config"]]
+        assert list(tables[each["kernel"]]).index(each["config"]) == each["number"]
+        assert each["split"] in config["splits"]
+        assert each["split"] == 1 or each["split"] <= -(-k // 64)
+        if each["kernel"] == "sm80_decode":
+            assert m <= DECODE_ROWS
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_a_call_costs_more_with_more_work() -> None:
+    """Of the fastest candidate: many more rows are never estimated cheaper."""
+    for n, k in LAYERS:
+        before = 0.0
+        for m in (64, 256, 1024, 4096, 16384):
+            us = ask(**operands(m, n, k), backend="cuda")["us"]
+            assert us >= before, (m, n, k)
+            before = us
+
+
+# -------------------------------------------------------------------------------------------------------------- layouts
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+M, N, K = 4, 24, 64
+WEIGHT = {name: t if isinstance(t, int) else torch.zeros(t.shape, dtype=t.dtype) for name, t in ordered(N, K).items()}
+# What x may be -> whether a kernel needs a copy.
+LEFT: dict[str, tuple[torch.Tensor, bool]] = {
+    "rows": (half(M, K), False),
+    "a vector": (half(K), False),
+    "one row, any stride": (half(M, K + 1)[:1, :K], False),
+    "leading dimensions": (half(2, 3, K), False),
+    "leading ones": (half(M, K).view(1, M, 1, K), False),
+    "columns of a wider tensor": (half(M, 2 * K)[:, K:], False),
+    "leading dimensions of columns": (half(2, 3, 2 * K)[..., :K], False),
+    "every second row": (half(2 * M, K)[::2], False),
+    "odd row stride": (half(M, K + 4)[:, :K], True),
+    "odd start": (half(M * K + 1)[1:].view(M, K), True),
+    "a start at 8 bytes": (half(M * K + 4)[4:].view(M, K), True),
+    "expanded rows": (half(1, K).expand(M, K), True),
+    "rows that overlap": (half(1000).as_strided((M, K), (8, 1)), True),
+    "every second column": (half(M, 2 * K)[:, ::2], True),
+    "transposed": (half(K, M).t(), True),
+    "transposed leading dimensions": (half(3, 2, K).transpose(0, 1), True),
+    "uneven leading dimensions": (half(3, 3, K)[:2, :2], True),
+    "expanded columns": (half(M, 1).expand(M, K), True),
+}
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("kind", LEFT)
+def test_rows_of_x(kind: str) -> None:
+    x, copied = LEFT[kind]
+    answer = ask(x, bias=None, **WEIGHT, backend="sm80_decode")
+    assert answer["copies"] == (["x"] if copied else []), kind
+    assert (answer["m"], answer["n"], answer["k"], answer["group_size"]) == (x.shape[:-1].numel(), N, K, 64)
+    # torch takes any strides of a matrix; only leading dimensions that are not one have to be copied for it.
+    reshaped = kind in ("transposed leading dimensions", "uneven leading dimensions")
+    assert ask(x, bias=None, **WEIGHT, backend="torch")["copies"] == (["x"] if reshaped else [])
+    canonical = ask_canonical(x, N, backend="sm80_decode")
+    assert canonical["copies"] == [*(["x"] if copied else []), "qweight", "scales", "zeros"]
+
+
+RESULT: dict[str, tuple[torch.Tensor, bool]] = {
+    "rows": (half(2, 3, N), False),
+    "columns of a wider tensor": (half(2, 3, 2 * N)[..., N:], False),
+    "odd start": (half(6 * N + 1)[1:].view(2, 3, N), False),
+    "odd row stride": (half(2, 3, N + 1)[..., :N], False),
+    "every second column": (half(2, 3, 2 * N)[..., ::2], True),
+    "transposed": (half(N, 6).t().unflatten(0, (2, 3)), True),
+    "transposed leading dimensions": (half(3, 2, N).transpose(0, 1), True),
+}
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("kind", RESULT)
+def test_rows_of_out(kind: str) -> None:
+    out, copied = RESULT[kind]
+    answer = ask(half(2, 3, K), bias=None, **WEIGHT, out=out, backend="sm80_decode")
+    assert answer["copies"] == (["out"] if copied else []), kind
+    assert ask(half(2, 3, K), bias=None, **WEIGHT, out=out, backend="torch")["copies"] == ["out"]
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(
+    ("bias", "copied"),
+    [(half(N), False), (half(N + 1)[1:], False), (half(2 * N)[::2], True), (half(1).expand(N), True)],
+    ids=["contiguous", "odd start", "every second", "expanded"],
+)
+def test_bias(bias: torch.Tensor, copied: bool) -> None:
+    answer = ask(half(M, K), bias=bias, **WEIGHT, backend="sm80_decode")
+    assert answer["copies"] == (["bias"] if copied else [])
+
+
+@pytest.mark.library
+def test_all_that_is_copied_is_named_in_order() -> None:
+    awkward = {"bias": half(2 * N)[::2], "out": half(M, 2 * N)[:, ::2], "backend": "sm80_decode"}
+    answer = ask(half(M, 2 * K)[:, ::2], **WEIGHT, **awkward)
+    assert answer["copies"] == ["x", "bias", "out"]
+    answer = ask_canonical(half(M, 2 * K)[:, ::2], N, **awkward)
+    assert answer["copies"] == ["x", "qweight", "scales", "zeros", "bias", "out"]
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_copies_cost() -> None:
+    """A candidate's time includes the copies that it needs."""
+    for kernel, m in (("sm80_decode", 8), ("sm90a_wgmma", 64)):
+        plain, turned = operands(m, 1024, 4096), operands(m, 1024, 4096)
+        turned["x"] = sheet(4096, m).t()
+        fast, slow = ask(**plain, backend=kernel), ask(**turned, backend=kernel)
+        assert slow["copies"] == ["x"]
+        assert slow["us"] > fast["us"] + 0.5
+
+
+# What no kernel takes -> the words, in the kernels' order and in the canonical one where it can be.
+NOT_TAKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "scales of another dtype": ({"scales": sheet(WEIGHT["scales"].shape[0], dtype=torch.bfloat16)},
+                                "scales have another dtype than x"),
+    "bias of another dtype": ({"bias": sheet(N, dtype=torch.float32)}, "bias has another dtype than x"),
+    "strided codes": ({"codes": torch.zeros(2 * WEIGHT["codes"].shape[0], dtype=torch.int32)[::2]},
+                      "codes or scales are not contiguous from a multiple of 16 bytes"),
+    "codes at 4 bytes": ({"codes": torch.zeros(WEIGHT["codes"].shape[0] + 1, dtype=torch.int32)[1:]},
+                         "codes or scales are not contiguous from a multiple of 16 bytes"),
+    "scales at 4 bytes": ({"scales": half(WEIGHT["scales"].shape[0] + 2)[2:]},
+                          "codes or scales are not contiguous from a multiple of 16 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("kind", NOT_TAKEN)
+def test_what_no_kernel_takes(kind: str) -> None:
+    changes, why = NOT_TAKEN[kind]
+    call = {"x": half(M, K), "bias": None, **WEIGHT, **changes}
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in changes.values()):
+        call = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+    answer = ask(**call)
+    assert (answer["kernel"], answer["reason"]) == ("torch", "no own kernel can take the call")
+    assert answer["fallback_reason"] == why
+    for backend in ("cuda", *KERNELS):
+        with pytest.raises(BackendUnavailableError) as raised:
+            ask(**call, backend=backend)
+        assert str(raised.value) == f'packed_linear: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+
+
+@pytest.mark.library
+def test_a_canonical_weight_is_put_in_order_by_the_call() -> None:
+    note = "; the weight is not finalised and is put in the kernel's order for this call"
+    for backend, kernel in (("auto", None), ("cuda", None), ("sm80_decode", "sm80_decode")):
+        answer = ask_canonical(sheet(M, K), N, backend=backend)
+        assert answer["backend"] == "cuda"
+        assert answer["kernel"] == (kernel or answer["kernel"])
+        assert answer["reason"].endswith(note)
+        assert answer["copies"] == ["qweight", "scales", "zeros"]
+        assert (answer["n"], answer["fallback_reason"], answer["profile"]) == (N, None, False)
+    answer = ask_canonical(sheet(M, K), N, backend="torch")
+    assert (answer["reason"], answer["copies"]) == ("asked for", [])
+    for changes, why in (
+        ({"scales": torch.float32}, "scales have another dtype than x"),
+        ({"scales": torch.bfloat16}, "scales have another dtype than x"),
+        ({"zeros": torch.float16}, "zeros are no integers"),
+    ):
+        answer = ask_canonical(sheet(M, K), N, **changes)
+        assert (answer["kernel"], answer["fallback_reason"], answer["copies"]) == ("torch", why, [])
+        with pytest.raises(BackendUnavailableError) as raised:
+            ask_canonical(sheet(M, K), N, **changes, backend="cuda")
+        assert str(raised.value) == f'w4a16_linear: backend "cuda" cannot run: {why}; "auto" and "torch" can'
+
+
+@pytest.mark.library
+def test_a_large_canonical_weight_is_put_in_order_in_parts() -> None:
+    """Its route is that of the rows that fit the workspace."""
+    workspace = re.search(r"kWorkspaceBytes = int64_t\{(\d+)\} << 20;", ROUTES)
+    assert workspace is not None
+    assert int(workspace[1]) <= 16
+    n, k = 24576, 4096
+    fits = [4 * code_words(rows, k) + 2 * scale_elements(rows, k, 64) <= 16 << 20 for rows in range(64, n, 64)]
+    part = 64 * sum(fits)
+    answer = ask_canonical(sheet(M, k), n, backend="sm80_decode")
+    assert answer["n"] == n
+    expected = ask(**operands(M, part, k), backend="sm80_decode")
+    assert (answer["config"], answer["split"], answer["us"]) == (
+        expected["config"],
+        expected["split"],
+        expected["us"],
+    )
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_sizes_beyond_32_bits() -> None:
+    answer = ask(**operands((1 << 31) - 1, 8, 8))
+    assert answer["kernel"] == "sm90a_wgmma"
+    answer = ask(**operands(1 << 31, 8, 8))
+    assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "a dimension does not fit 32-bit coordinates")
+    answer = ask_canonical(sheet(1, 1 << 31), 8)
+    assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "a dimension does not fit 32-bit coordinates")
+    answer = ask(**operands((1 << 31) - 1, (1 << 31) - 1, 8))
+    assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "there are too many tiles for one grid")
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(
+    ("m", "n", "k", "reason"),
+    [(0, 8, 64, "out has no elements"), (8, 0, 64, "out has no elements"), (0, 8, 0, "out has no elements"),
+     (8, 8, 0, "K is 0: the sums are empty")],
+)  # fmt: skip
+@pytest.mark.parametrize("backend", ["auto", "cuda", *KERNELS])
+def test_nothing_to_multiply(m: int, n: int, k: int, reason: str, backend: str) -> None:
+    """No kernel runs, so every backend can."""
+    for answer in (ask(**operands(m, n, k), backend=backend), ask_canonical(sheet(m, k), n, backend=backend)):
+        assert (answer["kernel"], answer["reason"], answer["copies"]) == ("torch", reason, [])
+    assert candidates(**operands(m, n, k), arch=H200)["candidates"] == []
+
+
+# -------------------------------------------------------------------------------------------------------- architectures
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_architecture(arch: int) -> None:
+    """auto takes an own kernel wherever there is code for one, measured or not; else the reason."""
+    call = operands(8, 4096, 4096)
+    code = code_for(arch)
+    auto = ask(**call, arch=arch)
+    assert ask(**call, backend="torch", arch=arch)["reason"] == "asked for"
+    if code == 0:
+        why = "this build has no code for the device's architecture"
+        assert (auto["kernel"], auto["fallback_reason"]) == ("torch", why)
+        for backend in ("cuda", *KERNELS):
+            with pytest.raises(BackendUnavailableError) as raised:
+                ask(**call, backend=backend, arch=arch)
+            assert str(raised.value) == f'packed_linear: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+        return
+    own = ask(**call, backend="cuda", arch=arch)
+    assert auto["kernel"] == own["kernel"]
+    assert auto["fallback_reason"] is None
+    unknown = "no measurements on this architecture, and PyTorch has no such product"
+    assert (auto["reason"] == unknown) == (arch not in measured())
+    wide = arch == 90 and built("90a")
+    assert ask(**call, backend="sm80_decode", arch=arch)["kernel"] == "sm80_decode"
+    if code < 90:
+        assert {c["split"] for c in candidates(**call, arch=arch)["candidates"]} == {1}, "slices need clusters"
+    if wide:
+        assert ask(**call, backend="sm90a_wgmma", arch=arch)["kernel"] == "sm90a_wgmma"
+        return
+    with pytest.raises(BackendUnavailableError) as raised:
+        ask(**call, backend="sm90a_wgmma", arch=arch)
+    assert str(raised.value) == (
+        'packed_linear: backend "sm90a_wgmma" cannot run: wgmma needs a device of sm_90 and a build with code for '
+        'sm_90a; "auto" and "torch" can, and so can "sm80_decode"'
+    )
+    many = ask(**operands(17, 4096, 4096), arch=arch)
+    assert (many["kernel"], many["fallback_reason"]) == (
+        "torch",
+        "x has more than 16 rows, and wgmma needs a device of sm_90 and a build with code for sm_90a",
+    )
+
+
+@pytest.mark.library
+def test_the_answer_is_json_with_these_keys() -> None:
+    raw = LIBRARY.op("packed_linear_info")(half(2, K), *list(WEIGHT.values())[:2], None, N, K, 64, 0, None, H200)
+    assert raw.dtype == torch.uint8
+    wanted = {"backend", "kernel", "reason", "fallback_reason", "profile", "copies", "config", "split", "us"}
+    assert wanted | {"m", "n", "k", "group_size"} <= set(json.loads(bytes(raw.tolist())))
+
+
+# ------------------------------------------------------------------------------------------------------------- profiles
+
+
+@pytest.fixture
+def profile() -> Iterator[Any]:
+    """profile("packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode\\n") hands rows to the library; they are
+    taken back.
+    """
+
+    def put(text: str) -> None:
+        raw = (
+            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+        )
+        torch.ops.dandan_w4a16.set_profile(raw)
+
+    yield put
+    put("")
+
+
+def shown(m: int = M, n: int = N, k: int = K, *, group: int = 64, **keywords: Any) -> tuple[str, bool]:
+    dtype = keywords.pop("dtype", torch.float16)
+    answer = ask(**operands(m, n, k, group=group, dtype=dtype), **keywords)
+    return answer["kernel"], answer["profile"]
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
+    usual, _ = shown()
+    other = next(kernel for kernel in KERNELS if kernel != usual)
+    profile(
+        f"packed_linear;float16;group_size=64,k=64,m=4,n=24;{other}\n"
+        "packed_linear;bfloat16;group_size=64,k=64,m=4,n=24;torch"
+    )
+    assert shown() == (other, True)
+    assert shown(backend="cuda")[1] is False
+    for changes in ({"m": 5}, {"n": 32}, {"k": 72}, {"group": 32}):
+        assert shown(**changes)[1] is False, changes
+    assert shown(dtype=torch.bfloat16) == ("torch", True)
+    # Rows are of the weight in order: putting it there for a call is another matter.
+    assert ask_canonical(sheet(M, K), N)["profile"] is False
+    profile(f"packed_linear;bfloat16;group_size=64,k=64,m=4,n=24;{other}\n")
+    assert shown() == (usual, False), "a new table replaces the old one"
+    assert shown(dtype=torch.bfloat16) == (other, True)
+    profile("")
+    assert shown(dtype=torch.bfloat16) == (usual, False)
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Any) -> None:
+    call = operands(4, 4096, 4096)
+    every = [each for each in candidates(**call, arch=H200)["candidates"] if each["kernel"] == kernel]
+    assert {(each["config"], each["split"]) for each in every} == {
+        (config["name"], split) for config in configs()[kernel] for split in config["splits"]
+    }
+    for each in every:
+        profile(f"packed_linear;float16;group_size=64,k=4096,m=4,n=4096;{kernel}.{each['config']}.{each['split']}")
+        answer = ask(**call)
+        assert (answer["kernel"], answer["config"], answer["split"]) == (kernel, each["config"], each["split"])
+        assert answer["profile"] is True
+        assert answer["us"] == each["us"]
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
+    usual = shown(m=17)
+    profile("packed_linear;float16;group_size=64,k=64,m=17,n=24;sm80_decode")
+    assert shown(m=17) == usual
+    # Slices of which some would have nothing to do.
+    for kernel in KERNELS:
+        config = configs()[kernel][0]
+        profile(f"packed_linear;float16;group_size=64,k=64,m=4,n=24;{kernel}.{config['name']}.{config['max_split']}")
+        assert shown()[1] is False
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(
+    "line",
+    [
+        "packed_linear",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode;more",
+        "w4a16_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode",
+        "packed_linear;float32;group_size=64,k=64,m=4,n=24;sm80_decode",
+        "packed_linear;float16;k=64,m=4,n=24;sm80_decode",
+        "packed_linear;float16;group_size=16,k=64,m=4,n=24;sm80_decode",
+        "packed_linear;float16;group_size=64,k=64,m=4,rows=24;sm80_decode",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24,batch=1;sm80_decode",
+        "packed_linear;float16;group_size=64,k=64,k=64,m=4;sm80_decode",
+        "packed_linear;float16;group_size=64,k=,m=4,n=24;sm80_decode",
+        "packed_linear;float16;group_size=64,k=-1,m=4,n=24;sm80_decode",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_fast",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;auto",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;cuda",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode.",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode.15x8.1",
+        "packed_linear;float16;group_size=64,k=64,m=4,n=24;torch.16x8.1",
+        " packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode",
+    ],
+)
+def test_bad_profile_text(line: str, profile: Any) -> None:
+    """Refused by name, and the rows from before stay."""
+    good = "packed_linear;float16;group_size=64,k=64,m=4,n=24;torch"
+    profile(good)
+    with pytest.raises(RuntimeError) as raised:
+        profile(f"{good}\n{line}\n")
+    first = str(raised.value).split("\n")[0]
+    assert first == (
+        f'ValueError: profile row "{line}" is not packed_linear;dtype;group_size=G,k=K,m=M,n=N;'
+        "kernel or kernel.configuration.slices"
+    )
+    assert shown() == ("torch", True)
+
+
+@pytest.mark.library
+def test_slices_of_a_profile_row_are_those_that_the_configuration_takes(profile: Any) -> None:
+    for kernel, table in configs().items():
+        for config in table:
+            for split in range(6):
+                line = f"packed_linear;float16;group_size=64,k=64,m=4,n=24;{kernel}.{config['name']}.{split}"
+                if split in config["splits"]:
+                    profile(line)
+                else:
+                    with pytest.raises(RuntimeError, match="is not packed_linear;dtype;"):
+                        profile(line)
+
+
+@pytest.mark.library
+def test_dependent_launch_is_a_switch_with_a_memory() -> None:
+    switch = torch.ops.dandan_w4a16.set_dependent_launch
+    before = switch(0)
+    try:
+        assert switch(1) == 0
+        assert switch(5) == 1  # anything but 0 is on
+        assert switch(0) == 1
+    finally:
+        switch(before)
+
+
+# --------------------------------------------------------------------------------------------------- every row is hit
+
+
+def function_text(name: str) -> str:
+    """The body of one function of routes.h."""
+    start = re.search(rf"^inline [\w:* ]+ {name}\(", ROUTES, re.MULTILINE)
+    assert start is not None, name
+    return ROUTES[start.start() : ROUTES.index("\n}\n", start.start())]
+
+
+def reasons() -> set[str]:
+    """Every sentence with which routes.h explains a choice."""
+    texts = set(re.findall(r'kTooManyTiles = "([^"]+)"', ROUTES))
+    for name in ("common_obstacle", "obstacle", "kernel_reason", "select"):
+        for line in function_text(name).splitlines():
+            texts |= {text for text in re.findall(r'"((?:[^"\\]|\\.)+)"', line) if " " in text}
+    return {text.replace('\\"', '"') for text in texts}
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_every_reason_is_met(profile: Any) -> None:
+    profile("packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode")
+    seen: set[str | None] = set()
+
+    def meet(question: Any, **keywords: Any) -> None:
+        try:
+            answer = question(**keywords)
+        except BackendUnavailableError as error:
+            seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
+        else:
+            seen.update({answer["reason"].split("; the weight is not finalised")[0], answer["fallback_reason"]})
+
+    calls: list[dict[str, Any]] = [operands(M, N, K)]
+    calls += [operands(m, n, k) for m in ROWS for n, k in (*LAYERS, *AWKWARD)]
+    calls += [operands(1 << 31, 8, 8), operands((1 << 31) - 1, (1 << 31) - 1, 8)]
+    calls += [{**operands(M, N, K), "bias": sheet(N, dtype=torch.float32)}]
+    calls += [{**operands(M, N, K), "scales": sheet(scale_elements(N, K, 64), dtype=torch.bfloat16)}]
+    calls += [{**operands(M, N, K), "codes": sheet(2 * code_words(N, K), dtype=torch.int32)[::2]}]
+    for backend in ("auto", "cuda", "torch", *KERNELS):
+        for call in calls:
+            meet(ask, **call, backend=backend)
+        for arch in ARCHITECTURES:
+            for m in (8, 17):
+                meet(ask, **operands(m, 4096, 4096), backend=backend, arch=arch)
+        meet(ask_canonical, x=sheet(M, K), n=N, zeros=torch.float16, backend=backend)
+    wanted = reasons()
+    assert len(wanted) >= 14
+    missing = wanted - seen
+    # No build has code below sm_80: the floor is there for a list of architectures that somebody writes by hand.
+    missing.discard("it needs sm_80 or later")
+    if not any(code_for(arch) for arch in ARCHITECTURES if arch not in measured()):
+        missing.discard("no measurements on this architecture, and PyTorch has no such product")
+    if not any(code_for(arch) for arch in ARCHITECTURES if arch != H200):
+        missing -= {
+            "wgmma needs a device of sm_90 and a build with code for sm_90a",
+            "x has more than 16 rows, and wgmma needs a device of sm_90 and a build with code for sm_90a",
+        }
+    # Which kernel is the fastest somewhere is for the estimates to say.
+    missing = {text for text in missing if not text.startswith("estimated to be the fastest")}
+    assert not missing
+    assert None in seen
+
+
+@pytest.mark.library
+def test_names_of_kernels_are_those_of_python() -> None:
+    kernels = re.search(r"kBackendNames\[\] = \{(.*?)\}", ROUTES)
+    assert kernels is not None
+    assert re.findall(r'"(\w+)"', kernels.group(1)) == list(LIBRARY.codes)
