@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import atexit
 import hashlib
+import importlib.util
 import json
 import lzma
+import os
 import shutil
 import struct
 import subprocess
@@ -53,6 +55,7 @@ LIBRARIES = (
             "_C::rotary_embedding",
             "_C::fused_qknorm_rope_cache",
             "_C::marlin_gemm",
+            "_C::gptq_marlin_repack",
             "_C::machete_mm",
             "_C::machete_prepack_B",
         ),
@@ -180,12 +183,29 @@ class LoadedPeers:
 
     ops: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
+    folder: Path = Path()
 
     def require(self, *names: str) -> None:
         """Raises RuntimeError with the reason unless every operator is there: the loader of a benchmark peer."""
         for name in names:
             if name not in self.ops:
                 raise RuntimeError(f"{name}: {self.missing.get(name, 'no peer library has it')}")
+
+    def scalar_type(self, name: str) -> int:
+        """The number by which vLLM's operators call a quantised type, such as `uint4b8`.
+
+        Raises:
+            FileNotFoundError: the folder has no scalar_type.py.
+            AttributeError: it has no such type.
+        """
+        path = self.folder / "scalar_type.py"
+        spec = importlib.util.spec_from_file_location("_peers_scalar_type", path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise FileNotFoundError(f"scalar_type.py is not in {self.folder}: run tools/peers.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # its dataclasses look for it there
+        spec.loader.exec_module(module)
+        return int(getattr(module.scalar_types, name).id)
 
 
 def unpack(folder: Path, library: Library, target: Path) -> Path:
@@ -224,7 +244,7 @@ def load_peers(folder: str | Path, libraries: Sequence[Library] = LIBRARIES) -> 
     folder = Path(folder)
     target = Path(tempfile.mkdtemp(prefix="dandan-peers-"))
     atexit.register(shutil.rmtree, target, ignore_errors=True)
-    loaded = LoadedPeers()
+    loaded = LoadedPeers(folder=folder)
     for library in libraries:
         try:
             torch.ops.load_library(str(unpack(folder, library, target)))
@@ -241,6 +261,11 @@ def load_peers(folder: str | Path, libraries: Sequence[Library] = LIBRARIES) -> 
             else:
                 loaded.missing[op] = f"{library.name} does not define it"
     return loaded
+
+
+def find_peers() -> LoadedPeers:
+    """The libraries of the folder that DANDAN_PEERS names, or of .peers in the repository; see `load_peers`."""
+    return load_peers(os.environ.get("DANDAN_PEERS") or Path(__file__).resolve().parents[1] / ".peers")
 
 
 def _arch(text: str) -> int:

@@ -17,6 +17,11 @@ Matrix products, whose shapes have m, n and k: `summary` and `chart` take the ca
 of a and layout of the weight; `grid OP DTYPE [KN]` is layers by rows, KN for weights of [K, N]; `kernels` has one line
 for each kernel that was forced by name and range of rows, `forced KERNEL [DTYPE]` one line for each of its cases.
 
+Products with INT4 weights, whose shape has a group_size as well: `int4 [DTYPE]` has the ratios to the best peer with
+INT4 weights, to torch with weights of 16 bits, and to the best of all, by rows of x; `grid` has the first two;
+`floor [DTYPE]` is the share of the time in which a bare kernel reads the bytes, for few rows; `loss` and `error` are
+what the quantisation loses, and how far the kernels are from FP64 of the dequantised weight.
+
 `--check` fails when a text or chart differs from its record, when a record lacks or doubles a case of
 `benchmarks/cases.py`, has a ratio that its own microseconds do not give, or was taken on other kernels than the
 sources and is shown nowhere (a view of such a record says so by itself), and when a topic of `cases.py` has no record.
@@ -57,6 +62,10 @@ LARGE_BYTES = 100e6  # "above 100 MB" of the summary
 CHOOSING = ("auto", "fastest")  # variants that are no kernel's name
 KN = ", [K,N]"  # ends the name of a layer whose weight has rows along K, where the shape does not say so
 ROW_GROUPS = (16, 64, 256)  # up to so many rows of a, and more
+INT4_ROW_GROUPS = (16, 64, 128, 256)
+READ_BYTES_PER_US = {"NVIDIA H200": 4.58e6}  # by a bare read kernel
+FEW_ROWS = 16
+TORCH = "torch"  # the peer whose weights have 16 bits, in records of INT4 weights
 
 
 class ReportError(ValueError):
@@ -87,6 +96,22 @@ ENGLISH = {
     "grid": "µs of {op}, {dtype}; in brackets: best peer's time / ours",
     "products": "µs of {op}, {dtype}, weights of {layout}, by rows of a; in brackets: best peer's time / ours{taken}",
     "taken": "; † `auto` took torch, for both times",
+    "int4_products": "µs of {op}, {dtype}, groups of {group}, by rows of x; in brackets: time of the best INT4 peer "
+    "/ ours, time of torch with {dtype} weights / ours",
+    "int4_taken": "; † without an own kernel",
+    "int4_peers": "best INT4 peer / ours",
+    "dense_peer": "torch, 16-bit weights / ours",
+    "all_peers": "best of all / ours",
+    "floor": "Share of the floor of {op}, {dtype}: time in which a bare kernel reads the bytes ({rate} TB/s) / ours, "
+    "by rows of x",
+    "packed": "packed",
+    "group": "group",
+    "weight_loss": "weight, relative RMS",
+    "steps": "largest of a weight, steps",
+    "result_loss": "result, relative RMS",
+    "kernel_error": "relative RMS",
+    "rounding_error": "of that, rounding the result",
+    "limit": "largest error, share of its limit",
     "layer": "layer",
     "weight": "weight",
     "own": "by own kernels",
@@ -99,6 +124,10 @@ ENGLISH = {
     "how": "Median of CUDA-graph replays over rotating buffers; ratio = best peer's time / ours.",
     "how_peer": "Median of CUDA-graph replays over rotating buffers; ratio = time of {peer} / ours.",
     "how_host": "Host time of one eager call: median over batches that take turns.",
+    "how_floor": "Median of CUDA-graph replays over rotating buffers.",
+    "how_loss": "Normally distributed weights, quantised by `quantize_int4`, against themselves before; results in "
+    "FP64 from both. No kernel takes part.",
+    "how_error": "Results against FP64 of the dequantised weight.",
     "failed": "Peers that could not run some of the cases: {names}.",
     "absent": "Peers that were not available: {names}.",
     "stale": "**Taken on other kernels than the present sources:** {names}. The figures may differ today.",
@@ -124,6 +153,21 @@ CHINESE = {
     "grid": "{op} 的 µs，{dtype}；括号内为最快对照的时间 / 本库时间",
     "products": "{op} 的 µs，{dtype}，权重 {layout}，按 a 的行数；括号内为最快对照的时间 / 本库时间{taken}",
     "taken": "；† 表示 `auto` 选择了 torch，两个时间都是它的",
+    "int4_products": "{op} 的 µs，{dtype}，分组 {group}，按 x 的行数；括号内为最快 INT4 对照的时间 / 本库时间，"
+    "{dtype} 权重的 torch 的时间 / 本库时间",
+    "int4_taken": "；† 表示没有使用自有内核",
+    "int4_peers": "最快 INT4 对照 / 本库",
+    "dense_peer": "16 位权重的 torch / 本库",
+    "all_peers": "全部对照中最快 / 本库",
+    "floor": "{op} 达到下限的比例，{dtype}：单纯读取内核读完这些字节的时间（{rate} TB/s）/ 本库时间，按 x 的行数",
+    "packed": "打包后",
+    "group": "分组",
+    "weight_loss": "权重，相对 RMS",
+    "steps": "单个权重最大值，步",
+    "result_loss": "结果，相对 RMS",
+    "kernel_error": "相对 RMS",
+    "rounding_error": "其中结果舍入",
+    "limit": "最大误差占其上限",
     "layer": "层",
     "weight": "权重",
     "own": "由自有内核",
@@ -136,6 +180,9 @@ CHINESE = {
     "how": "轮换缓冲区上 CUDA graph 重放的中位数；比值 = 最快对照的时间 / 本库时间。",
     "how_peer": "轮换缓冲区上 CUDA graph 重放的中位数；比值 = {peer} 的时间 / 本库时间。",
     "how_host": "一次即时调用的主机时间：轮流分批测量的中位数。",
+    "how_floor": "轮换缓冲区上 CUDA graph 重放的中位数。",
+    "how_loss": "正态分布的权重，经 `quantize_int4` 量化后与原权重比较；两者的结果都以 FP64 计算，不涉及任何内核。",
+    "how_error": "结果与反量化权重的 FP64 结果比较。",
     "failed": "有些用例无法运行的对照：{names}。",
     "absent": "未能使用的对照：{names}。",
     "stale": "**测量时的内核与当前源码不同：** {names}。今天的数字可能不同。",
@@ -262,9 +309,9 @@ def _choosing(record: Record) -> list[Row]:
     return [row for row in record.rows if _product(row) and row.variant in CHOOSING]
 
 
-def _by_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _by_rows(rows: Sequence[Row], groups: Sequence[int] = ROW_GROUPS) -> Iterator[tuple[str, list[Row]]]:
     """The rows of a product in groups by m, each with the range of m that it has."""
-    for low, high in zip((0, *ROW_GROUPS), (*ROW_GROUPS, math.inf), strict=True):
+    for low, high in zip((0, *groups), (*groups, math.inf), strict=True):
         group = [row for row in rows if low < row.shape["m"] <= high]
         if group:
             first, last = (pick(row.shape["m"] for row in group) for pick in (min, max))
@@ -274,9 +321,11 @@ def _by_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 def _judged(rows: Sequence[Row], peer: str | None = None) -> list[str]:
     """Geometric mean of the ratios to the best peer or the named one, the worst, and where it is."""
     if peer is None:
-        compared = [(row.ratio, row) for row in rows if row.ratio is not None]
-    else:
-        compared = [(row.peers[peer] / row.us, row) for row in rows if peer in row.peers]
+        return _means([(row.ratio, row) for row in rows if row.ratio is not None])
+    return _means([(row.peers[peer] / row.us, row) for row in rows if peer in row.peers])
+
+
+def _means(compared: Sequence[tuple[float, Row]]) -> list[str]:
     if not compared:
         return ["", "", ""]
     ratio, worst = min(compared, key=lambda pair: pair[0])
@@ -321,7 +370,24 @@ def view_summary(record: Record, words: Mapping[str, str], peer: str | None = No
     return _table(head, lines, 5)
 
 
+def _int4(row: Row) -> bool:
+    return _product(row) and "group_size" in row.shape
+
+
+def _int4_ratio(row: Row) -> float | None:
+    """Time of the best peer with INT4 weights over ours."""
+    times = [us for name, us in row.peers.items() if name != TORCH]
+    return min(times) / row.us if times else None
+
+
+def _dense_ratio(row: Row) -> float | None:
+    """Time of torch with weights of 16 bits over ours."""
+    return row.peers[TORCH] / row.us if TORCH in row.peers else None
+
+
 def _cell(row: Row) -> str:
+    if _int4(row) and row.peers:
+        return f"{_us(row.us)} ({', '.join(_ratio(each) or '–' for each in (_int4_ratio(row), _dense_ratio(row)))})"
     return _us(row.us) + (f" ({_ratio(row.ratio)})" if row.ratio is not None else "")
 
 
@@ -340,6 +406,11 @@ def _product_grid(record: Record, words: Mapping[str, str], op: str, dtype: str,
         texts = [_cell(cells[m]) + "†" * (cells[m].route == "torch") if m in cells else "" for m in columns]
         lines.append([name, f"{n} × {k}", *texts])
     taken = words["taken"] if any(row.route == "torch" for row in rows) else ""
+    if all(map(_int4, rows)):
+        groups = ", ".join(map(str, sorted({row.shape["group_size"] for row in rows})))
+        title = words["int4_products"].format(op=f"`{op}`", dtype=dtype, group=groups)
+        title += words["int4_taken"] if taken else ""
+        return [title, "", *_table([words["layer"], "n × k", *map(str, columns)], lines, len(columns))]
     title = words["products"].format(op=f"`{op}`", dtype=dtype, layout=layout, taken=taken)
     return [title, "", *_table([words["layer"], "n × k", *map(str, columns)], lines, len(columns))]
 
@@ -412,6 +483,96 @@ def view_forced(record: Record, words: Mapping[str, str], kernel: str, dtype: st
     return _table(head, lines, 5 + len(peers))
 
 
+def _int4_rows(record: Record, dtype: str | None) -> list[Row]:
+    rows = [row for row in _choosing(record) if _int4(row) and dtype in (None, row.dtype)]
+    if not rows:
+        raise ReportError("the record has no products with INT4 weights" + (f", {dtype}" if dtype else ""))
+    return rows
+
+
+def view_int4(record: Record, words: Mapping[str, str], dtype: str | None = None) -> list[str]:
+    """Products with INT4 weights by rows of x: geometric mean and worst against three sets of peers."""
+    lines = []
+    for name, group in _by_rows(_int4_rows(record, dtype), INT4_ROW_GROUPS):
+        cells = []
+        for ratio in (_int4_ratio, _dense_ratio, lambda row: row.ratio):
+            mean, worst, at = _means([(value, row) for row in group if (value := ratio(row)) is not None])
+            cells += [mean, worst and f"{worst} ({at})"]
+        lines.append([name, str(len(group)), *cells])
+    names = (words[name] for name in ("int4_peers", "dense_peer", "all_peers"))
+    head = ["m", words["cases"], *(text for name in names for text in (name, words["worst"]))]
+    return _table(head, lines, 7)
+
+
+def view_floor(record: Record, words: Mapping[str, str], dtype: str = "float16") -> list[str]:
+    """Products with INT4 weights and few rows: the share of the time in which a bare kernel reads as many bytes."""
+    rate = READ_BYTES_PER_US.get(str(record.environment.get("gpu")))
+    if rate is None:
+        raise ReportError(f"nothing is known of the read rate of {record.environment.get('gpu')}")
+    rows = [row for row in _int4_rows(record, dtype) if row.shape["m"] <= FEW_ROWS]
+    layers: dict[tuple[int, int], dict[int, Row]] = {}
+    for row in rows:
+        layers.setdefault((row.shape["n"], row.shape["k"]), {})[row.shape["m"]] = row
+    columns = sorted({row.shape["m"] for row in rows})
+    lines = []
+    for (n, k), cells in sorted(layers.items(), key=lambda item: item[0][0] * item[0][1]):
+        shares = [f"{100 * cells[m].bytes / rate / cells[m].us:.0f} %" if m in cells else "" for m in columns]
+        lines.append([next(iter(cells.values())).case, f"{n} × {k}", f"{n * k / 2e6:.1f} MB", *shares])
+    ops = ", ".join(f"`{op}`" for op in _ops(rows))
+    head = [words["layer"], "n × k", words["packed"], *map(str, columns)]
+    return [
+        words["floor"].format(op=ops, dtype=dtype, rate=f"{rate / 1e6:g}"),
+        "",
+        *_table(head, lines, 1 + len(columns)),
+    ]
+
+
+def _figures(record: Record, *names: str) -> list[Row]:
+    rows = [row for row in record.rows if all(name in row.figures for name in names)]
+    if not rows:
+        raise ReportError(f"the record has no {' and '.join(names)}")
+    return rows
+
+
+def view_loss(record: Record, words: Mapping[str, str]) -> list[str]:
+    """What the quantisation loses: one line per layer, dtype and group. The loss of results is a range over m."""
+    names = ("weight_loss", "weight_loss_steps", "result_loss")
+    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in _figures(record, *names):
+        n, k, group = (str(row.shape[name]) for name in ("n", "k", "group_size"))
+        found.setdefault((row.case, f"{n} × {k}", row.dtype, group), []).append(row)
+    lines = []
+    for what, rows in found.items():
+        results = [100 * row.figures["result_loss"] for row in rows]
+        one = rows[0].figures
+        shown = [f"{100 * one['weight_loss']:.2f} %", f"{one['weight_loss_steps']:.3f}"]
+        lines.append([*what, *shown, f"{min(results):.2f}–{max(results):.2f} %"])
+    head = [
+        words["layer"],
+        "n × k",
+        *(words[name] for name in ("dtype", "group", "weight_loss", "steps", "result_loss")),
+    ]
+    return _table(head, lines, 4)
+
+
+def view_error(record: Record, words: Mapping[str, str]) -> list[str]:
+    """How far kernels are from FP64 of the dequantised weight: one line per kernel, dtype and m, the worst of its
+    cases.
+    """
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in _figures(record, "kernel_error", "rounding_error"):
+        found.setdefault((f"`{row.route}`", row.dtype, str(row.shape["m"])), []).append(row)
+    lines = []
+    for what, rows in found.items():
+        worst = max(rows, key=lambda row: row.figures["kernel_error"])
+        shares = [row.error / row.error_limit for row in rows if row.error is not None and row.error_limit]
+        figures = [f"{worst.figures[name]:.2e}" for name in ("kernel_error", "rounding_error")]
+        lines.append([*what, str(len(rows)), *figures, f"{100 * max(shares):.0f} %" if shares else ""])
+    head = [words["kernel"], words["dtype"], "m", words["cases"]]
+    head += [words[name] for name in ("kernel_error", "rounding_error", "limit")]
+    return _table(head, lines, 4)
+
+
 def view_host(record: Record, words: Mapping[str, str], op: str | None = None) -> list[str]:
     """Host microseconds of an eager call, ours and the peers'."""
     rows = [row for row in _of(record, op) if row.host_us is not None]
@@ -422,7 +583,7 @@ def view_host(record: Record, words: Mapping[str, str], op: str | None = None) -
     lines = []
     for row in rows:
         others = [f"{row.peers_host[name]:.2f}" if name in row.peers_host else "" for name in peers]
-        lines.append([f"`{row.op}`", row.case, _shape(row), row.dtype, f"{row.host_us:.2f}", *others])
+        lines.append([f"`{row.op}`", row.case, _sizes(row), row.dtype, f"{row.host_us:.2f}", *others])
     return _table(head, lines, 1 + len(peers))
 
 
@@ -433,6 +594,10 @@ VIEWS: dict[str, tuple[Callable[..., list[str]], range]] = {
     "host": (view_host, range(2)),
     "kernels": (view_kernels, range(1)),
     "forced": (view_forced, range(1, 3)),
+    "int4": (view_int4, range(2)),
+    "floor": (view_floor, range(2)),
+    "loss": (view_loss, range(1)),
+    "error": (view_error, range(1)),
 }
 
 
@@ -440,7 +605,7 @@ def caption(
     record: Record, kind: str, stale: Sequence[str], words: Mapping[str, str], peer: str | None = None
 ) -> list[str]:
     """What the figures were taken on; and, where that is so, that the kernels have changed since."""
-    how = words["how_host"] if kind == "host" else words["how_peer"].format(peer=peer) if peer else words["how"]
+    how = words.get(f"how_{kind}") or (words["how_peer"].format(peer=peer) if peer else words["how"])
     place = record.environment
     clock = f"{place['sm_clock']} MHz" if place.get("sm_clock") else "?"
     text = words["caption"].format(

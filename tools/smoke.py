@@ -87,12 +87,32 @@ def check_w4a16(module: ModuleType) -> None:
         raise SystemExit(f"the execution info names no backend or no reason: {info}")
 
 
+def check_attention(module: ModuleType) -> None:
+    """Causal attention is right on the CPU, packed and dense, and its execution info names a backend and a reason."""
+    import torch
+
+    v = torch.eye(4, dtype=torch.float16).reshape(1, 1, 4, 4)
+    q = torch.zeros_like(v)
+    expected = torch.ones(4, 4).tril() / torch.arange(1, 5).unsqueeze(1)
+    found = module.flash_attention(q, v, v, causal=True)
+    torch.testing.assert_close(found[0, 0].float(), expected, rtol=0, atol=2**-12)
+    lengths = torch.tensor([0, 4], dtype=torch.int32)
+    rows = (q[0].transpose(0, 1), v[0].transpose(0, 1), v[0].transpose(0, 1), lengths, lengths)
+    packed = module.flash_attention_varlen(*rows, max_seqlen_q=4, max_seqlen_k=4, causal=True)
+    torch.testing.assert_close(packed[:, 0], found[0, 0], rtol=0, atol=0)
+    info = module.flash_attention_execution_info(q, v, v, causal=True)
+    if not info.backend or not info.reason:
+        raise SystemExit(f"the execution info names no backend or no reason: {info}")
+
+
 def check_meta(module: ModuleType) -> None:
     """The command is there."""
     if not [entry for entry in entry_points(group="console_scripts") if entry.name == "dandan-ops"]:
         raise SystemExit("the command dandan-ops is not installed")
     check_norm(module)
     check_gemm(module)
+    check_w4a16(module)
+    check_attention(module)
 
 
 CHECKS: dict[str, Callable[[ModuleType], None]] = {
@@ -100,6 +120,7 @@ CHECKS: dict[str, Callable[[ModuleType], None]] = {
     "dandan_norm": check_norm,
     "dandan_gemm": check_gemm,
     "dandan_w4a16": check_w4a16,
+    "dandan_attention": check_attention,
     "dandan_ops": check_meta,
 }
 

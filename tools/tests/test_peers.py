@@ -185,3 +185,23 @@ def test_load_refuses_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "is damaged" in peers.load_peers(out, [LIBRARY]).missing["example_peer::known"]
     packed.write_bytes(lzma.compress(b"something else"))
     assert "its checksum is" in peers.load_peers(out, [LIBRARY]).missing["example_peer::known"]
+
+
+def test_numbers_of_quantised_types_come_from_the_folder(tmp_path: Path) -> None:
+    loaded = peers.LoadedPeers(folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"run tools/peers\.py"):
+        loaded.scalar_type("uint4")
+    (tmp_path / "scalar_type.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass T:\n    id: int\nclass scalar_types:\n    uint4 = T(7)\n"
+    )
+    assert loaded.scalar_type("uint4") == 7
+    with pytest.raises(AttributeError):
+        loaded.scalar_type("uint5")
+
+
+def test_the_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DANDAN_PEERS", str(tmp_path / "nowhere"))
+    found = peers.find_peers()
+    assert found.folder == tmp_path / "nowhere"
+    with pytest.raises(RuntimeError, match=r"_C::marlin_gemm: .*is not in"):
+        found.require("_C::marlin_gemm")

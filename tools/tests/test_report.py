@@ -257,6 +257,93 @@ def test_products_that_the_record_lacks_are_found(products: Tree, view: str, mes
     assert any(text.endswith(message) for text in products.check()), products.check()
 
 
+INT4_VIEWS = ("int4", "int4 float16", "grid w4a16_linear float16", "floor", "loss", "error")
+
+
+@pytest.fixture
+def int4(tmp_path: Path) -> Tree:
+    """A project whose record holds products with INT4 weights."""
+    made = Tree(tmp_path)
+    rows = []
+    # m, us, Marlin's us, torch's us
+    for m, us, marlin, torch in (
+        (1, 4.0, 9.0, 12.0),
+        (16, 4.0, 4.0, 2.0),
+        (128, 5.0, 6.0, 10.0),
+        (256, 10.0, 9.0, 8.0),
+    ):
+        figures = {"weight_loss": 0.08, "weight_loss_steps": 0.5, "result_loss": 0.08 + m / 12800}
+        figures |= {"kernel_error": m * 1e-4, "rounding_error": 2e-4}
+        own = {"op": "w4a16_linear", "case": "o", "shape": {"m": m, "n": 4096, "k": 1024, "group_size": 64}, "us": us}
+        peers = {"marlin g128": marlin, "machete g128": 2 * marlin, "torch": torch}
+        best = min(peers, key=lambda name: peers[name])
+        own |= {"peers": peers, "best_peer": best, "ratio": peers[best] / us, "bytes": 4580000, "figures": figures}
+        rows.append(made.row(**own, error=0.25, error_limit=1.0))
+    made.change(lambda data: data.update(rows=rows))
+    keys = [(r["op"], r["case"], r["shape"], r["dtype"], r["variant"]) for r in rows]
+    made.put(
+        "packages/dandan-norm/benchmarks/cases.py",
+        f"from dandan_ops_core.records import Case\nCASES = [Case('plain', *key, bytes=4580000) for key in {keys!r}]\n",
+    )
+    for name in ("README.zh-CN.md", "docs/deep/page.md"):
+        made.put(name, "nothing\n")
+    made.put("README.md", "".join(pair(f"dandan-norm/h200-plain {view}") for view in INT4_VIEWS))
+    assert made.write() == 0
+    return made
+
+
+def test_int4_products_are_compared_with_each_kind_of_peer(int4: Tree) -> None:
+    assert int4.check() == []
+    text = int4.readme()
+    at = "× 4096 × 1024 float16"
+    # sqrt(9/4 * 4/4), sqrt(12/4 * 2/4), sqrt(9/4 * 2/4)
+    few = f"| 1–16 | 2 | 1.50 | 1.00 (16 {at}) | 1.22 | 0.50 (16 {at}) | 1.06 | 0.50 (16 {at}) |"
+    assert text.count(few) == 2
+    assert f"| 128 | 1 | 1.20 | 1.20 (128 {at}) | 2.00 | 2.00 (128 {at}) | 1.20 | 1.20 (128 {at}) |" in text
+    assert f"| 256 | 1 | 0.90 | 0.90 (256 {at}) | 0.80 | 0.80 (256 {at}) | 0.80 | 0.80 (256 {at}) |" in text
+    assert (
+        "| o | 4096 × 1024 | 4.00 (2.25, 3.00) | 4.00 (1.00, 0.50) | 5.00 (1.20, 2.00) | 10.00 (0.90, 0.80) |" in text
+    )
+    assert "groups of 64" in text
+    # 4.58 MB at 4.58 TB/s are 1 us; only few rows are shown
+    assert "| layer | n × k | packed | 1 | 16 |" in text
+    assert "| o | 4096 × 1024 | 2.1 MB | 25 % | 25 % |" in text
+
+
+def test_loss_and_error_are_two_tables(int4: Tree) -> None:
+    text = int4.readme()
+    assert "| o | 4096 × 1024 | float16 | 64 | 8.00 % | 0.500 | 8.01–10.00 % |" in text
+    assert "| `sm80_row` | float16 | 16 | 1 | 1.60e-03 | 2.00e-04 | 25 % |" in text
+    assert "No kernel takes part." in text
+    assert "Results against FP64 of the dequantised weight." in text
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        ("int4 bfloat16", "the record has no products with INT4 weights, bfloat16"),
+        ("floor bfloat16", "the record has no products with INT4 weights, bfloat16"),
+    ],
+)
+def test_int4_products_that_the_record_lacks_are_found(int4: Tree, view: str, message: str) -> None:
+    int4.put("README.md", pair(f"dandan-norm/h200-plain {view}"))
+    assert any(text.endswith(message) for text in int4.check()), int4.check()
+
+
+@pytest.mark.parametrize("view", ["int4", "floor"])
+def test_products_of_16_bits_have_no_view_of_int4(products: Tree, view: str) -> None:
+    products.put("README.md", pair(f"dandan-norm/h200-plain {view}"))
+    assert any("the record has no products with INT4 weights" in text for text in products.check())
+
+
+def test_loss_needs_its_figures(products: Tree) -> None:
+    products.put("README.md", pair("dandan-norm/h200-plain loss"))
+    assert any(
+        text.endswith("the record has no weight_loss and weight_loss_steps and result_loss")
+        for text in products.check()
+    )
+
+
 def test_changed_figure_in_a_document_is_found(tree: Tree) -> None:
     tree.put("README.md", tree.readme().replace("| 1.20 | 8 ×", "| 1.90 | 8 ×"))
     (problem,) = [text for text in tree.check() if text.startswith("README.md:")]
@@ -350,7 +437,8 @@ def pair(name: str) -> str:
     [
         (
             pair("dandan-norm/h200-plain pie"),
-            "unknown view 'pie'; views are summary, grid, cases, host, kernels, forced, chart",
+            "unknown view 'pie'; views are summary, grid, cases, host, kernels, forced, int4, floor, loss, error, "
+            "chart",
         ),
         (pair("dandan-norm/h200-plain"), "unknown view ''"),
         (pair("dandan-norm/h200-plain cases softmax"), "the record has no operator 'softmax'"),

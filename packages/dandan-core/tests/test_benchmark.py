@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -521,3 +522,112 @@ def test_environment_of_a_gpu() -> None:
     found = bench.environment("dandan-ops-core")
     assert set(found) == set(records.ENVIRONMENT_KEYS)
     assert found["gpu"] == torch.cuda.get_device_name()
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Chains, figures, quick runs
+
+
+class FakeLibrary:
+    """What `dependent_launch` needs of an OperatorLibrary."""
+
+    def __init__(self) -> None:
+        self.enabled = 1
+
+    def op(self, name: str) -> Callable[[int], int]:
+        assert name == "set_dependent_launch"
+
+        def switch(enabled: int) -> int:
+            before, self.enabled = self.enabled, enabled
+            return before
+
+        return switch
+
+
+def test_dependent_launch_is_as_it_was_afterwards() -> None:
+    library: Any = FakeLibrary()
+    with bench.dependent_launch(library, False):
+        assert library.enabled == 0
+        with bench.dependent_launch(library, True):
+            assert library.enabled == 1
+        assert library.enabled == 0
+    assert library.enabled == 1
+
+
+class ReplayingEngine(FakeEngine):
+    """Runs the calls on replay."""
+
+    def capture(self, calls: Sequence[Callable[[], Any]], count: int) -> Any:
+        def replay() -> None:
+            for number in range(count):
+                calls[number % len(calls)]()
+
+        return SimpleNamespace(calls=count, replay=replay)
+
+
+@pytest.mark.parametrize(
+    ("fault", "scale", "message"),
+    [(0.0, 1.0, None), (1.0, 1.0, "link 1 differs between plain and dependent launches"), (0.0, 1e9, "not finite")],
+)
+def test_chains_are_compared_bit_by_bit(fault: float, scale: float, message: str | None) -> None:
+    links = [torch.zeros(4, dtype=torch.float16) for _ in range(2)]
+    dependent: list[bool] = []  # of the last capture, whose replay follows
+
+    def launch(enabled: bool) -> Any:
+        dependent.append(enabled)
+        return contextlib.nullcontext()
+
+    def first() -> None:
+        links[0].copy_(links[1] * scale)
+
+    def second() -> None:
+        links[1].copy_(links[0] + fault * dependent[-1])
+
+    def check() -> None:
+        bench.check_chain("gemm", ReplayingEngine({}), [first, second], links, launch)
+
+    if message is None:
+        check()
+    else:
+        with pytest.raises(AssertionError, match=message):
+            check()
+    assert dependent == [False, True]
+
+
+def test_figures_are_recorded_and_left_out_where_there_are_none(tmp_path: Path) -> None:
+    engine = FakeEngine({"dandan": 2.0})
+    row = bench.measure(workload(peers=[], figures=lambda: {"loss": 0.123456789}), engine)
+    assert row.figures == {"loss": 0.123457}
+    assert "loss 0.123" in bench.row_line(row)
+    record = records.Record("p", "plain", "2026-12-01", MACHINE, [row])
+    assert records.read_record(records.write_record(tmp_path / "a-plain.json", record)).rows == [row]
+    row.figures = {}
+    assert "figures" not in records.write_record(tmp_path / "b-plain.json", record).read_text()
+
+
+def test_quick_takes_its_cases_and_is_never_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [dataclasses.replace(CASE, shape={"rows": rows, "cols": 4096}) for rows in (1, 16)]
+    seen: list[tuple[bench.Case, bench.Row]] = []
+
+    def summary(measured: Sequence[tuple[bench.Case, bench.Row]]) -> list[str]:
+        seen.extend(measured)
+        return ["the end"]
+
+    def run(*arguments: str) -> int:
+        return bench.main(
+            "p",
+            cases,
+            lambda case, _: workload(case=case, peers=[]),
+            argv=arguments,
+            engine=lambda: FakeEngine({"dandan": 2.0}),
+            machine=lambda: MACHINE,
+            quick=lambda case: case.shape["rows"] == 16,
+            summary=summary,
+        )
+
+    assert run("--quick") == 0
+    assert [(case.shape["rows"], row.shape["rows"]) for case, row in seen] == [(16, 16)]
+    assert capsys.readouterr().out.endswith("the end\n")
+    with pytest.raises(SystemExit):
+        run("--quick", "--record", str(tmp_path))
+    assert "leave --only out, and --quick" in capsys.readouterr().err

@@ -19,8 +19,7 @@ The topic `calibration` of cases.py is measured by `dandan-ops calibrate`.
 
 from __future__ import annotations
 
-import contextlib
-import statistics
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,8 +36,10 @@ from dandan_ops_core.benchmark import (
     CudaEngine,
     Implementation,
     Rotating,
-    WorkGraph,
+    Row,
     Workload,
+    check_chain,
+    dependent_launch,
     geometric_mean,
     kernel_fingerprint,
     main,
@@ -51,15 +52,6 @@ CHECKED_ROWS = 32  # compared in FP64: so many at the start, in the middle and a
 READ_BYTES_PER_S, TENSOR_FLOPS = 4.58e12, 989e12
 GROUPS = ((1, 16), (32, 64), (128, 256), (1024, 4096))
 Call = Callable[[], Any]
-
-
-@contextlib.contextmanager
-def dependent_launch(enabled: bool) -> Iterator[None]:
-    before = LIBRARY.op("set_dependent_launch")(int(enabled))
-    try:
-        yield
-    finally:
-        LIBRARY.op("set_dependent_launch")(before)
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -143,7 +135,7 @@ def plain(case: Case) -> Workload:
         return lambda: F.linear(a, w)
 
     first = (rows[0]["a"], layer[0]["w"], rows[0]["out"])
-    ours = Implementation("dandan", own, around=lambda: dependent_launch(False))
+    ours = Implementation("dandan", own, around=lambda: dependent_launch(LIBRARY, False))
     return workload(case, len(layer), first, ours, linear)
 
 
@@ -164,23 +156,11 @@ def chained(case: Case, engine: CudaEngine) -> Workload:
         return lambda: torch.mm(x, w.t(), out=y)
 
     def same_bits() -> None:
-        start = [torch.randn(m, max(n, k), device="cuda").to(dtype) for _ in range(len(links))]
-        seen = []
-        for enabled in (False, True):
-            with dependent_launch(enabled):
-                graph = engine.capture([own(i) for i in range(len(links))], len(links))
-            for i, each in enumerate(start):
-                links[i]["y"].copy_(each)
-            graph.replay()
-            torch.cuda.synchronize()
-            seen.append([links[i]["y"].clone() for i in range(len(links))])
-        for number, (one, other) in enumerate(zip(*seen, strict=True)):
-            if not torch.equal(one.view(torch.int16), other.view(torch.int16)):
-                raise AssertionError(f"{case.title()}: link {number} differs between plain and dependent launches")
-            if not torch.isfinite(one).all():
-                raise AssertionError(f"{case.title()}: link {number} is not finite, so equal bits say little")
+        memory = [links[i]["y"] for i in range(len(links))]
+        calls = [own(i) for i in range(len(links))]
+        check_chain(case.title(), engine, calls, memory, lambda enabled: dependent_launch(LIBRARY, enabled))
 
-    ours = Implementation("dandan", own, around=lambda: dependent_launch(True))
+    ours = Implementation("dandan", own, around=lambda: dependent_launch(LIBRARY, True))
     made = workload(case, len(layer), operands(0), ours, mm, static_weight=True)
     made.after = same_bits
     return made
@@ -211,22 +191,6 @@ def host(case: Case) -> Workload:
 
 # ------------------------------------------------------------------------------------------------------------------
 # The summary
-
-
-class NotingEngine(CudaEngine):
-    """Remembers the times of each case for the summary: own first, then the peer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.case: Case | None = None
-        self.seen: dict[Any, tuple[Case, list[float]]] = {}
-
-    def time(self, graphs: Sequence[WorkGraph], repeats: int) -> list[list[float]]:
-        times = super().time(graphs, repeats)
-        if self.case is not None and len(graphs) > 1:
-            us = [statistics.median(each) / graph.calls for graph, each in zip(graphs, times, strict=True)]
-            self.seen[self.case.topic, self.case.key] = (self.case, us)
-        return times
 
 
 def bound_us(case: Case) -> float:
@@ -282,24 +246,17 @@ def summary(measured: Sequence[tuple[Case, list[float]]]) -> Iterator[str]:
 
 def command() -> int:
     """The command line of every package's benchmark, and one summary of all topics behind it."""
-    engines: list[NotingEngine] = []
-
-    def engine() -> NotingEngine:
-        engines.append(NotingEngine())
-        return engines[0]
+    engine = functools.cache(CudaEngine)  # of the checks of chains; main has its own
 
     def build(case: Case, _: dict[str, Any]) -> Workload:
-        engines[0].case = case
-        return (
-            chained(case, engines[0]) if case.topic == "chained" else {"plain": plain, "host": host}[case.topic](case)
-        )
+        return chained(case, engine()) if case.topic == "chained" else {"plain": plain, "host": host}[case.topic](case)
 
-    status = main("dandan-gemm", [case for case in CASES if case.topic != "calibration"], build, engine=engine)
-    if engines and engines[0].seen:
-        print("torch's time / ours:")
-        for text in summary(list(engines[0].seen.values())):
-            print(text)
-    return status
+    def lines(measured: Sequence[tuple[Case, Row]]) -> Iterator[str]:
+        yield "torch's time / ours:"
+        yield from summary([(case, [row.us, *row.peers.values()]) for case, row in measured if row.peers])
+
+    cases = [case for case in CASES if case.topic != "calibration"]
+    return main("dandan-gemm", cases, build, summary=lines)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ what the call before it wrote, bit for bit as with plain launches; `host` is wha
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from dandan_ops_core.benchmark import (
     Rotating,
     Workload,
     compiled,
+    dependent_launch,
     kernel_fingerprint,
     l2_size,
     main,
@@ -49,20 +48,10 @@ Set = dict[str, torch.Tensor]
 
 def load_vllm() -> Any:
     sys.path.insert(0, str(ROOT / "tools"))
-    from peers import load_peers
+    from peers import find_peers
 
-    loaded = load_peers(os.environ.get("DANDAN_PEERS", ROOT / ".peers"))
-    loaded.require("_C::rms_norm", "_C::fused_add_rms_norm", "_C::silu_and_mul")
+    find_peers().require("_C::rms_norm", "_C::fused_add_rms_norm", "_C::silu_and_mul")
     return torch.ops._C
-
-
-@contextlib.contextmanager
-def dependent_launch(enabled: bool) -> Iterator[None]:
-    before = LIBRARY.op("set_dependent_launch")(int(enabled))
-    try:
-        yield
-    finally:
-        LIBRARY.op("set_dependent_launch")(before)
 
 
 def tensors(case: Case) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -161,7 +150,7 @@ def build(case: Case, peers: dict[str, Any]) -> Workload:
         own=Implementation(
             "dandan",
             lambda i: own_call(case, sets[i], weight, bias),
-            around=lambda: dependent_launch(False),
+            around=lambda: dependent_launch(LIBRARY, False),
         ),
         check=lambda: checked(case, sets[0], weight, bias),
         route=info.kernel,
@@ -227,7 +216,7 @@ def chained(workload: Workload, weight: torch.Tensor, peers: dict[str, Any]) -> 
             for link, other in zip(links, others, strict=True):
                 link["other"].copy_(other)
             links[-1]["y"].copy_(start)
-            with dependent_launch(enabled):
+            with dependent_launch(LIBRARY, enabled):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
                     for i in range(len(links)):
@@ -241,7 +230,7 @@ def chained(workload: Workload, weight: torch.Tensor, peers: dict[str, Any]) -> 
                 raise AssertionError(f"{case.title()}: link {number} differs between plain and dependent launches")
 
     workload.sets = len(links)
-    workload.own = Implementation("dandan", own, around=lambda: dependent_launch(True))
+    workload.own = Implementation("dandan", own, around=lambda: dependent_launch(LIBRARY, True))
     workload.peers = [Implementation("vllm", vllm)] if "vllm" in peers else []
     workload.after = same_bits
     return workload

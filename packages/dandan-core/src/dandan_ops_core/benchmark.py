@@ -60,6 +60,7 @@ from dandan_ops_core.records import (
 if TYPE_CHECKING:
     import torch
 
+    from dandan_ops_core.registry import OperatorLibrary
     from dandan_ops_core.testing import Comparison
 
 __all__ = [
@@ -77,8 +78,10 @@ __all__ = [
     "WorkGraph",
     "Workload",
     "bound_us",
+    "check_chain",
     "check_record",
     "compiled",
+    "dependent_launch",
     "environment",
     "geometric_mean",
     "host_microseconds",
@@ -138,6 +141,7 @@ class Workload:
         sets: number of rotating buffer sets.
         own, peers: who is timed.
         check: compares own output with the truth before anything is timed; a failing comparison fails the case.
+        figures: what else is to be known of the case, by name; asked after the check.
         route: the kernel that runs, asked from the operator's execution info.
         fingerprint: `kernel_fingerprint(build_info["fingerprints"], route)`; None on the torch backend.
         peers_failed: peers that cannot compute this case, with the reason.
@@ -150,10 +154,60 @@ class Workload:
     own: Implementation
     peers: Sequence[Implementation] = ()
     check: Callable[[], Comparison | None] = lambda: None
+    figures: Callable[[], Mapping[str, float]] = dict
     route: str = ""
     fingerprint: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
     after: Callable[[], None] | None = None
+
+
+@contextlib.contextmanager
+def dependent_launch(library: OperatorLibrary, enabled: bool) -> Iterator[None]:
+    """A package's kernels with or without dependent launch; afterwards as it was."""
+    switch = library.op("set_dependent_launch")
+    before = switch(int(enabled))
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+def check_chain(
+    title: str,
+    engine: Engine,
+    calls: Sequence[Callable[[], Any]],
+    links: Sequence[torch.Tensor],
+    launch: Callable[[bool], AbstractContextManager[Any]],
+) -> None:
+    """Runs a chain once with plain and once with dependent launches, from the same start, and compares what is left.
+
+    Args:
+        title: of the case, for messages.
+        engine: captures the calls.
+        calls: the links in order, each reading what the one before it wrote.
+        links: the memory that the calls read and write, of a dtype of 16 bits.
+        launch: the context for dependent launch on (True) or off.
+
+    Raises:
+        AssertionError: the bits of a link differ, or are not finite, so that equal ones would say little.
+    """
+    import torch
+
+    start = [torch.randn(link.shape, device=link.device).to(link.dtype) for link in links]
+    seen = []
+    for enabled in (False, True):
+        with launch(enabled):
+            graph = engine.capture(calls, len(calls))
+        for link, values in zip(links, start, strict=True):
+            link.copy_(values)
+        graph.replay()
+        engine.synchronize()
+        seen.append([link.clone() for link in links])
+    for number, (plain, dependent) in enumerate(zip(*seen, strict=True)):
+        if not torch.equal(plain.view(torch.int16), dependent.view(torch.int16)):
+            raise AssertionError(f"{title}: link {number} differs between plain and dependent launches")
+        if not torch.isfinite(plain).all():
+            raise AssertionError(f"{title}: link {number} is not finite, so equal bits say little")
 
 
 class PeerUnavailableError(RuntimeError):
@@ -487,6 +541,7 @@ def measure(
     if checked is not None and not checked.ok:
         raise AssertionError(f"{case.title()}: {checked.message()}")
 
+    figures = {name: float(f"{value:.6g}") for name, value in workload.figures().items()}
     failed = dict(workload.peers_failed)
     graphs = [_captured(engine, workload.own, workload.sets, target_us)]
     timed = [workload.own]
@@ -531,6 +586,7 @@ def measure(
         error_limit=None if checked is None else checked.limit,
         bytes=case.bytes,
         peers_failed=failed,
+        figures=figures,
     )
 
 
@@ -630,10 +686,12 @@ def row_line(row: Row) -> str:
     if row.bound_us:
         parts.append(f"{100 * row.bound_us / row.us:5.1f}% of bound")
     if row.ratio is not None and row.best_peer is not None:
-        parts.append(f"{row.ratio:6.3f}x {row.best_peer} ({row.peers[row.best_peer]:.2f} us)")
+        others = "".join(f", {name} {us:.2f}" for name, us in row.peers.items() if name != row.best_peer)
+        parts.append(f"{row.ratio:6.3f}x {row.best_peer} ({row.peers[row.best_peer]:.2f} us{others})")
     if row.host_us is not None:
         peers = ", ".join(f"{name} {us:.2f}" for name, us in row.peers_host.items())
         parts.append(f"host {row.host_us:.2f} us" + (f" ({peers})" if peers else ""))
+    parts += [f"{name} {value:.3g}" for name, value in row.figures.items()]
     parts += [f"[{name} did not run: {reason}]" for name, reason in row.peers_failed.items()]
     return "  ".join(parts)
 
@@ -701,6 +759,8 @@ def main(
     build: Callable[..., Workload],
     *,
     peers: Sequence[Peer] = (),
+    quick: Callable[[Case], bool] | None = None,
+    summary: Callable[[Sequence[tuple[Case, Row]]], Iterable[str]] | None = None,
     argv: Sequence[str] | None = None,
     engine: Callable[[], Engine] | None = None,
     machine: Callable[[], dict[str, Any]] | None = None,
@@ -708,11 +768,17 @@ def main(
 ) -> int:
     """The command line of a package's benchmark. `build(case, loaded_peers)` makes a workload.
 
+    Args:
+        quick: the cases of `--quick`; None where the package has no such choice.
+        summary: lines about everything that was measured, printed at the end.
+
     Returns 0, or 1 when a case failed (nothing is recorded for a topic that is not complete), or 2 without a GPU.
     """
     parser = argparse.ArgumentParser(description=f"Benchmarks of {package}")
     parser.add_argument("--topic", action="append", help="only this topic; may be given more than once")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cases whose title has TEXT")
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help="few cases of each topic, to see how it stands")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="replays of each graph (default %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>-<topic>.json for each topic")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
@@ -720,6 +786,9 @@ def main(
 
     chosen = [case for case in cases if not arguments.topic or case.topic in arguments.topic]
     chosen = [case for case in chosen if all(text in case.title() for text in arguments.only)]
+    few = quick is not None and arguments.quick
+    if quick is not None and few:
+        chosen = [case for case in chosen if quick(case)]
     if arguments.list:
         for case in chosen:
             print(f"{case.topic}: {case.title()}")
@@ -727,8 +796,8 @@ def main(
     if not chosen:
         print("no case fits", file=sys.stderr)
         return 2
-    if arguments.record is not None and arguments.only:
-        parser.error("--record needs the whole grid: leave --only out")
+    if arguments.record is not None and (arguments.only or few):
+        parser.error("--record needs the whole grid: leave --only out" + (", and --quick" if quick else ""))
     if engine is None:
         import torch
 
@@ -741,11 +810,14 @@ def main(
     working = engine()
     present = machine()
     status = 0
+    measured: list[tuple[Case, Row]] = []
     for topic in dict.fromkeys(case.topic for case in chosen):
+        of_topic = [case for case in chosen if case.topic == topic]
+        begin = time.monotonic()
         outcome = run(
             package,
             topic,
-            [case for case in chosen if case.topic == topic],
+            of_topic,
             lambda case: build(case, loaded),
             engine=working,
             machine=present,
@@ -753,10 +825,15 @@ def main(
             peers_unavailable=unavailable,
             repeats=arguments.repeats,
         )
+        by_key = {case.key: case for case in of_topic}
+        measured += [(by_key[row.key], row) for row in outcome.record.rows]
+        print(f"{topic}: {len(of_topic)} cases took {time.monotonic() - begin:.0f} s")
         if outcome.failures:
             status = 1
             print(f"{topic}: {len(outcome.failures)} cases failed", file=sys.stderr)
         elif arguments.record is not None:
             name = record_name(str(present.get("gpu", "gpu")), topic)
             print(f"wrote {write_record(arguments.record / name, outcome.record)}")
+    for line in summary(measured) if summary is not None and measured else ():
+        print(line)
     return status

@@ -93,7 +93,7 @@ class Row:
     `spread` is the interquartile range of the replays over their median. `peers` holds each peer's median;
     `peers_failed` names those that did not run on this case and why. `ratio` is the best peer's time over ours
     (above 1: ours is faster). `bound_us` is the physical floor on that GPU. `error` and `error_limit` are of the
-    element nearest to its limit.
+    element nearest to its limit. `figures` holds what else is to be known of a case, by name.
     """
 
     op: str
@@ -116,6 +116,7 @@ class Row:
     bytes: int = 0
     peers_failed: dict[str, str] = field(default_factory=dict)
     peers_spread: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.us = _rounded(self.us)
@@ -193,7 +194,7 @@ def write_record(path: str | Path, record: Record) -> Path:
 
 def _row_to_json(row: Row) -> dict[str, Any]:
     values = dataclasses.asdict(row)
-    optional = ("peers_failed", "peers_host", "peers_spread")
+    optional = ("peers_failed", "peers_host", "peers_spread", "figures")
     return {name: value for name, value in values.items() if value or name not in optional}
 
 
