@@ -59,7 +59,8 @@ PACKAGES = (
     Package("dandan-core", "dandan_ops_core", "core"),
     Package("dandan-norm", "dandan_norm", "operator"),
     Package("dandan-gemm", "dandan_gemm", "operator"),
-    Package("dandan-w4a16", "dandan_w4a16", "python"),
+    Package("dandan-w4a16", "dandan_w4a16", "operator"),
+    Package("dandan-attention", "dandan_attention", "operator"),
     Package("dandan-ops", "dandan_ops", "meta"),
 )
 CORE = PACKAGES[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import subprocess
@@ -29,7 +30,7 @@ MACHINE = {
     "python": "3.12.1",
     "package_version": "0.1.0",
 }
-GEMM = calibrate.FAMILIES["dandan-gemm"]
+GEMM, W4A16 = calibrate.FAMILIES["dandan-gemm"], calibrate.FAMILIES["dandan-w4a16"]
 US = {"torch": 4.0, "skinny.r8.4": 2.0}
 
 
@@ -122,6 +123,23 @@ def test_shapes_of_a_file(tmp_path: Path) -> None:
     assert len(calibrate.chosen_cases(GEMM, None, [])) == 1248
 
 
+def test_shapes_of_w4a16(tmp_path: Path) -> None:
+    """Sizes are those of a route table's row; groups of 64 unless the line says otherwise."""
+    path = shapes(tmp_path, "m=1 n=64 k=256 group_size=32,128 dtype=float16 name=mine\nn=8 k=64\n")
+    cases = calibrate.chosen_cases(W4A16, path, [])
+    assert len(cases) == 2 + 13 * 2
+    first = cases[0]
+    assert (first.op, first.case, first.topic, first.variant) == ("packed_linear", "mine", "calibration", "fastest")
+    assert first.shape == {"m": 1, "n": 64, "k": 256, "group_size": 32}
+    assert first.flops == 2 * 64 * 256
+    assert first.bytes == 64 * 256 // 2 + 4 * 64 * 8 + 2 * (256 + 64)
+    assert cases[2].shape == {"m": 1, "n": 8, "k": 64, "group_size": 64}
+    every = calibrate.chosen_cases(W4A16, None, [])
+    assert len(every) == 11 * 13 * 2
+    assert all(case.shape["k"] % 64 == 0 for case in every)
+    assert len({(case.dtype, *case.shape.items()) for case in every}) == len(every)
+
+
 # The command --------------------------------------------------------------------------------------------------------
 
 
@@ -195,12 +213,12 @@ def test_command_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_command_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from dandan_gemm._ops import LIBRARY
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(LIBRARY, "library", replace(LIBRARY.library, loaded=False, reason="it was not built"))
-    assert cli.main(["calibrate", "--package", "dandan-gemm"]) == 2
-    assert capsys.readouterr().err == "dandan-ops calibrate: it was not built\n"
+    for package in calibrate.FAMILIES:
+        library = importlib.import_module(f"{package.replace('-', '_')}._ops").LIBRARY
+        monkeypatch.setattr(library, "library", replace(library.library, loaded=False, reason="it was not built"))
+        assert cli.main(["calibrate", "--package", package]) == 2
+        assert capsys.readouterr().err == "dandan-ops calibrate: it was not built\n"
 
 
 @pytest.mark.parametrize(
@@ -269,6 +287,34 @@ def test_calibrated_shape_takes_the_route_of_its_row(tmp_path: Path, capsys: pyt
     (row,) = [row for row in table.rows if dict(row.shape)["m"] == 4]
     env = {**os.environ, "DANDAN_PROFILES": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert table_path.name not in done.stderr
+    four, three = done.stdout.splitlines()
+    assert four.startswith(f"{row.kernel.partition('.')[0]} ")
+    assert row.record in four
+    assert three.endswith(" None")
+
+
+ASK_W4A16 = """
+import torch, dandan_w4a16
+layer = dandan_w4a16.QuantizedLinear.from_float(torch.randn(4096, 1024, device="cuda").half())
+for m in (4, 3):
+    info = layer.execution_info(torch.randn(m, 1024, device="cuda").half())
+    print(info.kernel, info.profile)
+"""
+
+
+@pytest.mark.gpu
+def test_calibrated_layer_takes_the_route_of_its_row(tmp_path: Path) -> None:
+    """The same of dandan-w4a16: the row of a weight in the kernels' order is that of a finalised module."""
+    path = shapes(tmp_path, "m=4,256 n=4096 k=1024 dtype=float16\nm=1 n=512 k=1024 group_size=32 dtype=bfloat16")
+    assert cli.main(["calibrate", "--package", "dandan-w4a16", "--shapes", str(path), "--out", str(tmp_path)]) == 0
+    (table_path,) = tmp_path.glob("*.json")
+    table = profiles.load_table(table_path)
+    assert len(table.rows) == 3
+    (row,) = [row for row in table.rows if dict(row.shape)["m"] == 4]
+    env = {**os.environ, "DANDAN_PROFILES": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ASK_W4A16], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     assert table_path.name not in done.stderr
     four, three = done.stdout.splitlines()

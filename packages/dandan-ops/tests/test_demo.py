@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+import dandan_attention
 import dandan_gemm
 import dandan_norm
+import dandan_w4a16
 from dandan_ops import cli, demo
 
-OPERATORS = {"rms_norm", "layer_norm", "softmax", "residual_rms_norm", "silu_and_mul", "argmax", "gemm"}
+PRODUCTS = {"gemm", "QuantizedLinear"}
+ATTENTION = {"flash_attention", "flash_attention_varlen"}
+NORMS = {"rms_norm", "layer_norm", "softmax", "residual_rms_norm", "silu_and_mul", "argmax"}
+OPERATORS = NORMS | PRODUCTS | ATTENTION
 
 
 @pytest.fixture
@@ -29,9 +34,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, op: str, damage: Any) -> None:
-    family = dandan_gemm if op == "gemm" else dandan_norm
-    real = getattr(family, op)
-    monkeypatch.setattr(family, op, lambda *args, **kwargs: damage(real(*args, **kwargs)))
+    if op == "QuantizedLinear":
+        family, name = dandan_w4a16.QuantizedLinear, "forward"
+    else:
+        family, name = dandan_attention if op in ATTENTION else dandan_gemm if op == "gemm" else dandan_norm, op
+    real = getattr(family, name)
+    monkeypatch.setattr(family, name, lambda *args, **kwargs: damage(real(*args, **kwargs)))
 
 
 def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
@@ -41,9 +49,9 @@ def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
     assert time.perf_counter() - begin < 45
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("Qwen3-0.6B shapes on the CPU, torch ")
-    assert lines[-1] == "36 of 36 results are within their error limits."
+    assert lines[-1] == "44 of 44 results are within their error limits."
     rows = [line.split() for line in lines[2:-1]]
-    assert len(rows) == 36
+    assert len(rows) == 44
     assert {row[0] for row in rows} == OPERATORS
     text = out.getvalue()
     for shape in (
@@ -64,7 +72,7 @@ def test_demo_passes_on_the_cpu_with_the_models_shapes() -> None:
 def test_every_operator_of_the_installed_families_is_shown() -> None:
     shown = {case.op for case in demo.cases(torch.device("cpu"), torch.bfloat16)}
     assert shown == OPERATORS
-    names = [*dandan_norm.__all__, *dandan_gemm.__all__]
+    names = [*dandan_norm.__all__, *dandan_gemm.__all__, *dandan_attention.__all__, "QuantizedLinear"]
     assert shown == {name for name in names if not name.endswith("execution_info")}
 
 
@@ -75,7 +83,7 @@ def test_demo_as_json(dtype: str) -> None:
     assert demo.main("cpu", dtype, as_json=True, out=out) == 0
     data = json.loads(out.getvalue())
     assert data["device"] == "the CPU"
-    assert len(data["rows"]) == (24 if dtype == "float32" else 36)  # there is no gemm of float32
+    assert len(data["rows"]) == (24 if dtype == "float32" else 44)  # there is no product and no attention of float32
     for row in data["rows"]:
         assert row["dtype"] == dtype
         assert row["ok"] is True
@@ -94,10 +102,10 @@ def test_result_over_its_limit_fails_the_demo(
     broken(monkeypatch, op, lambda output: output * 1.05)
     assert demo.main("cpu") == 1
     captured = capsys.readouterr()
-    assert "over its limit: decode 1, " in captured.err
+    assert f"over its limit: {'prefill 4' if op in ATTENTION else 'decode 1'}, " in captured.err
     assert f"{op}: worst element at [" in captured.err
     assert "!" in captured.out
-    assert "36 of 36" not in captured.out
+    assert "44 of 44" not in captured.out
 
 
 @pytest.mark.usefixtures("quick")
@@ -109,7 +117,7 @@ def test_either_output_of_a_fused_operator_is_checked(
         monkeypatch, "residual_rms_norm", lambda out: tuple(o * 1.05 if i == which else o for i, o in enumerate(out))
     )
     assert demo.main("cpu") == 1
-    assert "33 of 36 results are within" in capsys.readouterr().out
+    assert "41 of 44 results are within" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")
@@ -140,8 +148,8 @@ def test_progress_is_shown_on_a_terminal_alone(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert demo.main("cpu") == 0
     err = capsys.readouterr().err
-    assert "[1/36] rms_norm, decode 1, hidden" in err
-    assert "[36/36] argmax, prefill 4, logits" in err
+    assert "[1/44] rms_norm, decode 1, hidden" in err
+    assert "[44/44] argmax, prefill 4, logits" in err
 
 
 def test_command_without_the_device_that_was_asked_for(
@@ -160,9 +168,12 @@ def test_command_runs_the_demo_and_env(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "dandan-norm:" in printed
     assert "dandan-gemm:" in printed
+    assert "dandan-w4a16:" in printed
+    assert "dandan-attention:" in printed
     assert cli.main(["env", "--json"]) == 0
     names = {package["name"] for package in json.loads(capsys.readouterr().out)["packages"]}
-    assert {"dandan-ops-core", "dandan-norm", "dandan-gemm", "dandan-ops"} <= names
+    families = {"dandan-norm", "dandan-gemm", "dandan-w4a16", "dandan-attention"}
+    assert {"dandan-ops-core", *families, "dandan-ops"} <= names
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["demo", "--dtype", "int8"], ["demo", "--device", "tpu"]])
@@ -178,7 +189,10 @@ def test_demo_passes_on_the_gpu_with_our_kernels() -> None:
     out = io.StringIO()
     assert demo.main("cuda", as_json=True, out=out) == 0
     rows = json.loads(out.getvalue())["rows"]
-    assert len(rows) == 39  # with the LM head's product
-    assert {row["backend"] for row in rows if row["op"] != "gemm"} == {"cuda"}
+    assert len(rows) == 56  # with the LM head's product
+    assert {row["backend"] for row in rows if row["op"] not in PRODUCTS} == {"cuda"}
+    assert {row["backend"] for row in rows if row["op"] == "QuantizedLinear" and row["step"].startswith("decode")} == {
+        "cuda"
+    }
     assert {row["backend"] for row in rows if row["op"] == "gemm" and row["step"].startswith("decode")} == {"cuda"}
     assert "512x1024" in {row["shape"] for row in rows}

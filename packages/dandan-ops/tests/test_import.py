@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ("dandan_ops_core", "dandan_norm", "dandan_gemm", "dandan_w4a16", "dandan_ops")
+MODULES = ("dandan_ops_core", "dandan_norm", "dandan_gemm", "dandan_w4a16", "dandan_attention", "dandan_ops")
 # A call of an operator on `x`, [2, 8] of threes, whose result is all ones; and the question about it.
 CALLS = {
     "dandan_norm": ("package.rms_norm(x)", "package.elementwise_execution_info('rms_norm', x)"),
     "dandan_gemm": ("package.gemm(x.half(), w.half())", "package.gemm_execution_info(x.half(), w.half())"),
+    "dandan_w4a16": (
+        "package.QuantizedLinear.from_float(w.half().repeat(1, 4) / 4, 32)(x.half().repeat(1, 4))",
+        "package.QuantizedLinear.from_float(w.half().repeat(1, 4), 32).execution_info(x.half().repeat(1, 4))",
+    ),
+    "dandan_attention": (
+        "package.flash_attention(*[x.half().view(1, 1, 2, 8) / 3] * 3).view(2, 8)",
+        "package.flash_attention_execution_info(*[x.half().view(1, 1, 2, 8)] * 3)",
+    ),
     "dandan_ops": ("package.rms_norm(x)", "package.gemm_execution_info(x.half(), w.half())"),
 }
 OPERATORS = tuple(CALLS)

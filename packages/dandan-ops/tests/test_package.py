@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dandan_attention
 import dandan_gemm
 import dandan_norm
 import dandan_ops
+import dandan_w4a16
 from dandan_ops_core import backend
 
 FOLDER = Path(dandan_ops.__file__).parent
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-FAMILIES = (dandan_gemm, dandan_norm)
+FAMILIES = (dandan_attention, dandan_gemm, dandan_norm, dandan_w4a16)
 
 
 def test_every_operator_is_here_and_is_the_same_object() -> None:

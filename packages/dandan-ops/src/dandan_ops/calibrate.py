@@ -18,7 +18,14 @@ from typing import Any, TextIO
 
 from dandan_ops_core import calibrate
 from dandan_ops_core.calibrate import Candidate, Trial
-from dandan_ops_core.model_shapes import HALF_DTYPES, TOKENS, gemm_calibration_cases, gemm_case
+from dandan_ops_core.model_shapes import (
+    HALF_DTYPES,
+    TOKENS,
+    gemm_calibration_cases,
+    gemm_case,
+    int4_calibration_case,
+    int4_calibration_cases,
+)
 from dandan_ops_core.records import Case, geometric_mean
 from dandan_ops_core.shape_lists import read_shapes
 
@@ -66,7 +73,7 @@ def worth_timing(estimates: Sequence[Mapping[str, Any]], default: str, most: int
     """The own candidates that may be the fastest, cheapest first, and the default in any case.
 
     Args:
-        estimates: of `dandan_gemm._ops.candidates`: kernel, config, split and us (estimated), the cheapest first.
+        estimates: of the package's `candidates`: kernel, config, split and us (estimated), the cheapest first.
         default: name of the route that `auto` takes.
         most: to choose, besides `OF_EACH_KERNEL` of each kernel.
     """
@@ -79,6 +86,20 @@ def worth_timing(estimates: Sequence[Mapping[str, Any]], default: str, most: int
         if place < most or seen[each["kernel"]] <= OF_EACH_KERNEL:
             chosen.append(each)
     return chosen + [each for each in own if route_name(each) == default and each not in chosen]
+
+
+def plain_launches(library: Any) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Inside, the kernels of an operator package are not launched as dependent ones."""
+
+    @contextlib.contextmanager
+    def plain() -> Iterator[None]:
+        before = library.op("set_dependent_launch")(0)
+        try:
+            yield
+        finally:
+            library.op("set_dependent_launch")(before)
+
+    return plain
 
 
 def route_name(route: Mapping[str, Any]) -> str:
@@ -131,13 +152,7 @@ def _gemm_trial(case: Case, most: int) -> Trial:
             honest = reference.gemm(*operands)
         return reference.gemm(*operands, compute_dtype=torch.float64), honest
 
-    @contextlib.contextmanager
-    def plain() -> Iterator[None]:
-        before = LIBRARY.op("set_dependent_launch")(0)
-        try:
-            yield
-        finally:
-            LIBRARY.op("set_dependent_launch")(before)
+    plain = plain_launches(LIBRARY)
 
     def own(route: Mapping[str, Any]) -> Candidate:
         tile: dict[str, Any] = {"kernel": route["kernel"], "config": route["number"], "split": route["split"]}
@@ -178,6 +193,92 @@ def _gemm_case(name: str, sizes: Mapping[str, int], dtype: str) -> Case:
     )
 
 
+# ------------------------------------------------------------------------------------------------------------------
+# dandan-w4a16
+
+
+def _w4a16_case(name: str, sizes: Mapping[str, int], dtype: str) -> Case:
+    return int4_calibration_case(name or "given", *(sizes[key] for key in ("m", "n", "k", "group_size")), dtype)
+
+
+def _prepare_w4a16() -> dict[str, str]:
+    import torch
+
+    from dandan_w4a16._ops import LIBRARY
+
+    if not LIBRARY.library.loaded:
+        raise CannotCalibrateError(LIBRARY.library.reason)
+    words, scales = torch.zeros(64, 8, device="cuda", dtype=torch.int32), torch.ones(64, 1, device="cuda").half()
+    ordered = LIBRARY.op("repack")(words, scales, torch.zeros_like(scales, dtype=torch.uint8), 64)
+    # As for gemm: tables that fit are loaded by the first question, and taken away.
+    LIBRARY.info("packed_linear", (scales.view(1, 64), *ordered, None, 64, 64, 64), (None,), "auto")
+    LIBRARY.op("set_profile")(torch.empty(0, dtype=torch.uint8))
+    return dict(LIBRARY.library.build_info["fingerprints"])
+
+
+def _w4a16_trial(case: Case, most: int) -> Trial:
+    """PyTorch is no candidate: it has no such product, and its route dequantises the weight by tiles."""
+    import torch
+
+    from dandan_ops_core.benchmark import Implementation, Rotating
+    from dandan_ops_core.testing import Comparison, compare, honest_math
+    from dandan_w4a16 import kernel_order, reference
+    from dandan_w4a16._ops import LIBRARY
+    from dandan_w4a16.packed import candidates, run_tile
+
+    m, n, k, group = (case.shape[name] for name in ("m", "n", "k", "group_size"))
+    dtype = getattr(torch, case.dtype)
+    sets = Rotating.sized(
+        {
+            "x": ((m, k), dtype),
+            "codes": ((kernel_order.code_words(n, k),), torch.int32),
+            "scales": ((kernel_order.scale_elements(n, k, group),), dtype),
+            "out": ((m, n), dtype),
+        }
+    )
+    generator = torch.Generator("cuda").manual_seed(0)
+    qweight = torch.randint(-(1 << 31), 1 << 31, (n, k // 8), generator=generator, device="cuda").to(torch.int32)
+    scales = (torch.rand(n, k // group, generator=generator, device="cuda") / (4 * k**0.5)).to(dtype)
+    zeros = torch.randint(0, 16, (n, k // group), generator=generator, device="cuda").to(torch.uint8)
+    for index in range(len(sets)):
+        for name, t in zip(("codes", "scales"), LIBRARY.op("repack")(qweight, scales, zeros, group), strict=True):
+            sets[index][name].copy_(t)
+    torch.cuda.synchronize()  # kernels may read a weight before they wait
+    x, out = sets[0]["x"], sets[0]["out"]
+    rows, columns = places(m, CHECKED_ROWS), places(n, CHECKED_COLUMNS)
+
+    @functools.cache
+    def truth() -> tuple[torch.Tensor, torch.Tensor]:
+        operands = (x[rows], qweight[columns], scales[columns], zeros[columns], None, group)
+        with honest_math():
+            honest = reference.w4a16_linear(*operands)
+        return reference.w4a16_linear(*operands, compute_dtype=torch.float64), honest
+
+    def inputs(i: int) -> tuple[Any, ...]:
+        s = sets[i]
+        return s["x"], s["codes"], s["scales"], None, n, k, group
+
+    plain = plain_launches(LIBRARY)
+
+    def own(route: Mapping[str, Any]) -> Candidate:
+        tile: dict[str, Any] = {"kernel": route["kernel"], "config": route["number"], "split": route["split"]}
+
+        def make(i: int) -> Callable[[], Any]:
+            return lambda: run_tile(*inputs(i), out=sets[i]["out"], **tile)
+
+        def check() -> Comparison:
+            out.fill_(float("nan"))
+            make(0)()
+            return compare(out[rows][:, columns], *truth(), "packed_linear")
+
+        name = route_name(route)
+        return Candidate(name, Implementation(name, make, around=plain), check)
+
+    default = route_name(LIBRARY.info("packed_linear", inputs(0), (out,), "auto"))
+    estimates = candidates(*inputs(0), out=out)["candidates"]
+    return Trial(case, len(sets), [own(route) for route in worth_timing(estimates, default, most)], default)
+
+
 FAMILIES = {
     "dandan-gemm": Family(
         cases=gemm_calibration_cases,
@@ -187,7 +288,16 @@ FAMILIES = {
         case=_gemm_case,
         prepare=_prepare_gemm,
         trial=_gemm_trial,
-    )
+    ),
+    "dandan-w4a16": Family(
+        cases=int4_calibration_cases,
+        keys=("m", "n", "k", "group_size"),
+        defaults={"m": TOKENS, "group_size": (64,)},
+        flags=(),
+        case=_w4a16_case,
+        prepare=_prepare_w4a16,
+        trial=_w4a16_trial,
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------------

@@ -27,12 +27,13 @@ def parser() -> argparse.ArgumentParser:
     calibrate = commands.add_parser(
         "calibrate",
         help="measure which kernel is fastest for exact shapes on this GPU",
-        description="Times PyTorch and the package's own kernels on each shape, in turns, and writes a route table and "
-        "the record it was taken from. A kernel replaces the default only where it is faster by more than the noise. "
+        description="Times the package's own kernels, and PyTorch where it has the operator, on each shape, in turns, "
+        "and writes a route table and the record it was taken from. A kernel replaces the default only where it is "
+        "faster by more than the noise. "
         "Shapes that the folder's table already has for this machine and these kernels are not measured again. Returns "
         "1 when a shape failed, 2 when there is no GPU or no compiled library.",
     )
-    calibrate.add_argument("--package", required=True, choices=("dandan-gemm",), help="whose kernels")
+    calibrate.add_argument("--package", required=True, choices=("dandan-gemm", "dandan-w4a16"), help="whose kernels")
     calibrate.add_argument(
         "--shapes",
         type=Path,

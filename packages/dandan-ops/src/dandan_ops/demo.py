@@ -1,12 +1,15 @@
 """`dandan-ops demo`: every operator on the tensors of one model step, with what ran, why, how exact and how fast.
 
 The shapes are those of Qwen3-0.6B: hidden size 1024, intermediate size 3072, 16 query and 8 key-value heads of 128
-with a norm per head, vocabulary 151,936. The LM head's product is left out on the CPU, where it would take most of the
-time. Weights and activations are random; nothing is downloaded.
+with a norm per head, vocabulary 151,936. Each linear layer runs with its weight in 16 bits and in INT4. On the CPU the
+LM head's product and the larger INT4 layers are left out, which would take most of the time. Attention is that of the
+prefill step: one prompt, and the same tokens as two prompts in one packed batch. Weights and activations are random;
+nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -19,8 +22,10 @@ from typing import Any, TextIO
 import torch
 import torch.nn.functional as F
 
+import dandan_attention
 import dandan_gemm
 import dandan_norm
+import dandan_w4a16
 from dandan_ops_core.backend import ExecutionInfo
 from dandan_ops_core.testing import Comparison, compare
 
@@ -28,12 +33,16 @@ __all__ = ["Case", "DeviceMissingError", "Result", "cases", "main", "run"]
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 3072, 151936
 QUERY_HEADS, KEY_VALUE_HEADS, HEAD = 16, 8, 128
-GEMM_DTYPES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)  # of products and attention
 EPS = 1e-6
 DECODE_TOKENS = (1, 8)
 PREFILL_TOKENS = {"cuda": 512, "cpu": 64}
+CPU_QUANTIZED = ("o", "down")
+ATTENTION = ("flash_attention", "flash_attention_varlen")
 
 Tensors = tuple[torch.Tensor, ...]
+# Of each linear layer: the weight, and the layer with it quantised.
+Weights = Mapping[str, tuple[torch.Tensor, dandan_w4a16.QuantizedLinear | None]]
 
 
 class DeviceMissingError(RuntimeError):
@@ -45,7 +54,8 @@ class Case:
     """One operator on one tensor of the model.
 
     `arguments` are what the operator takes; `keywords` go to the operator and its reference; `pytorch` computes the
-    same with PyTorch's own functions, and is what the time is compared with.
+    same with PyTorch's own functions, and is what the time is compared with; of a quantised layer, which PyTorch does
+    not have, the product with the weight as it was before.
     """
 
     op: str
@@ -54,6 +64,7 @@ class Case:
     arguments: Tensors
     keywords: dict[str, Any]
     pytorch: Callable[[], Any]
+    layer: dandan_w4a16.QuantizedLinear | None = None
 
     @property
     def shape(self) -> str:
@@ -61,11 +72,30 @@ class Case:
         sizes = list(self.arguments[0].shape)
         if self.op == "gemm":
             sizes.insert(-1, self.arguments[1].shape[0])
+        if self.layer is not None:
+            sizes.insert(-1, self.layer.out_features)
         return "x".join(str(size) for size in sizes)
 
     @property
     def family(self) -> ModuleType:
-        return dandan_gemm if self.op == "gemm" else dandan_norm
+        return {"gemm": dandan_gemm, **dict.fromkeys(ATTENTION, dandan_attention)}.get(self.op, dandan_norm)
+
+    def call(self) -> Any:
+        """Runs the operator."""
+        if self.layer is not None:
+            return self.layer(*self.arguments)
+        return getattr(self.family, self.op)(*self.arguments, **self.keywords)
+
+    def reference(self, compute_dtype: torch.dtype = torch.float32) -> Any:
+        """What the call means, in plain PyTorch."""
+        if self.op in ATTENTION:
+            return _causal_attention(self, compute_dtype)
+        if self.layer is None:
+            function = getattr(self.family.reference, self.op)
+            return function(*self.arguments, **self.keywords, compute_dtype=compute_dtype)
+        (x,), w = self.arguments, self.layer.weight_int4
+        function = dandan_w4a16.reference.w4a16_linear
+        return function(x, w.qweight, w.scales, w.zeros, None, w.group_size, compute_dtype=compute_dtype)
 
 
 @dataclass(frozen=True)
@@ -109,7 +139,11 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     }
     if device.type == "cpu":
         del layers["LM head"]
-    weights = {name: random(n, k, scale=k**-0.5) for name, (n, k) in layers.items() if dtype in GEMM_DTYPES}
+    weights: dict[str, tuple[torch.Tensor, dandan_w4a16.QuantizedLinear | None]] = {}
+    for name, (n, k) in layers.items() if dtype in HALF_DTYPES else ():
+        weight = random(n, k, scale=k**-0.5)
+        quantized = device.type != "cpu" or name in CPU_QUANTIZED
+        weights[name] = weight, dandan_w4a16.QuantizedLinear.from_float(weight) if quantized else None
     prefill = PREFILL_TOKENS[device.type]
     for tokens in (*DECODE_TOKENS, prefill):
         phase = "prefill" if tokens == prefill else "decode"
@@ -118,18 +152,16 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield from _head(f"{phase} {tokens}", 1 if phase == "prefill" else tokens, random, weights)
 
 
-def _linear(
-    step: str, name: str, tokens: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> Iterator[Case]:
+def _linear(step: str, name: str, tokens: int, random: Callable[..., torch.Tensor], weights: Weights) -> Iterator[Case]:
     if name in weights:
-        weight = weights[name]
+        weight, layer = weights[name]
         x = random(tokens, weight.shape[1])
         yield Case("gemm", step, name, (x, weight), {"weight_transposed": True}, lambda: F.linear(x, weight))
+        if layer is not None:
+            yield Case("QuantizedLinear", step, name, (x,), {}, lambda: F.linear(x, weight), layer)
 
 
-def _layer(
-    step: str, tokens: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> Iterator[Case]:
+def _layer(step: str, tokens: int, random: Callable[..., torch.Tensor], weights: Weights) -> Iterator[Case]:
     x, residual = random(tokens, HIDDEN), random(tokens, HIDDEN, scale=4.0)
     weight, bias = 1 + random(HIDDEN, scale=0.1), random(HIDDEN, scale=0.1)
     eps = {"eps": EPS}
@@ -142,7 +174,9 @@ def _layer(
     head = 1 + random(HEAD, scale=0.1)
     yield Case("rms_norm", step, "query heads", (q, head), eps, lambda: F.rms_norm(q, (HEAD,), head, EPS))
     yield Case("rms_norm", step, "key heads", (k, head), eps, lambda: F.rms_norm(k, (HEAD,), head, EPS))
-
+    if step.startswith("prefill") and x.dtype in HALF_DTYPES:
+        v = qkv[:, -KEY_VALUE_HEADS * HEAD :].unflatten(1, (KEY_VALUE_HEADS, HEAD))
+        yield from _attention(step, q, k, v)
     yield from _linear(step, "o", tokens, random, weights)
 
     def add_and_norm() -> Tensors:
@@ -161,9 +195,31 @@ def _layer(
     )
 
 
-def _head(
-    step: str, rows: int, random: Callable[..., torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> Iterator[Case]:
+def _attention(step: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[Case]:
+    """Of q [tokens, heads, HEAD], and k and v alike, all three read where the projection has them."""
+
+    def prompt(rows: slice) -> Tensors:
+        return tuple(t[rows].transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+
+    def one(rows: slice) -> torch.Tensor:
+        queries, keys, values = prompt(rows)
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+
+    whole, first = len(q), len(q) // 4
+    yield Case("flash_attention", step, "heads", prompt(slice(None)), {"causal": True}, lambda: one(slice(None)))
+    bounds = torch.tensor([0, first, whole], dtype=torch.int32, device=q.device)
+    longest = {"max_seqlen_q": whole - first, "max_seqlen_k": whole - first}
+    yield Case(
+        "flash_attention_varlen",
+        step,
+        "heads",
+        (q, k, v, bounds, bounds),
+        {"causal": True, **longest},
+        lambda: (one(slice(first)), one(slice(first, None))),
+    )
+
+
+def _head(step: str, rows: int, random: Callable[..., torch.Tensor], weights: Weights) -> Iterator[Case]:
     yield from _linear(step, "LM head", rows, random, weights)
     logits = random(rows, VOCABULARY, scale=3.0)
     yield Case("softmax", step, "logits", (logits,), {}, lambda: torch.softmax(logits, dim=-1))
@@ -176,11 +232,35 @@ def _head(
 
 def check(case: Case, output: Any) -> Comparison:
     """Compares an output with the FP64 reference under the project's error bound; indices have to be equal."""
-    function = getattr(case.family.reference, case.op)
-    truth = function(*case.arguments, **case.keywords, compute_dtype=torch.float64)
-    honest = function(*case.arguments, **case.keywords)
+    truth, honest = case.reference(torch.float64), case.reference()
     pairs = list(zip(_tuple(output), _tuple(truth), _tuple(honest), strict=True))
     return max((_compare(case.op, *pair) for pair in pairs), key=lambda result: result.share)
+
+
+def _causal_attention(case: Case, compute_dtype: torch.dtype) -> torch.Tensor:
+    """Of each prompt, with the weights rounded to the dtype of v unless `compute_dtype` is FP64."""
+    q, k, v, *bounds = case.arguments
+    dtype = q.dtype
+    if not bounds:
+        q, k, v = (t[0].transpose(0, 1) for t in (q, k, v))
+    ends = bounds[0].tolist() if bounds else [0, len(q)]
+    found = []
+    for begin, end in itertools.pairwise(ends):
+        queries = q[begin:end].transpose(0, 1).to(compute_dtype)
+        keys, values = (
+            t[begin:end].transpose(0, 1).to(compute_dtype).repeat_interleave(QUERY_HEADS // KEY_VALUE_HEADS, 0)
+            for t in (k, v)
+        )
+        later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu(1)
+        logits = (queries @ keys.mT * HEAD**-0.5).masked_fill(later, -torch.inf)
+        weights = torch.exp(logits - logits.amax(-1, keepdim=True))
+        total = weights.sum(-1, keepdim=True)
+        if compute_dtype != torch.float64:
+            weights = weights.to(dtype).to(compute_dtype)
+        found.append((weights @ values / total).transpose(0, 1))
+    out = torch.cat(found)
+    out = out if bounds else out.transpose(0, 1).unsqueeze(0)
+    return out if compute_dtype == torch.float64 else out.to(dtype)
 
 
 def _tuple(value: Any) -> Tensors:
@@ -238,21 +318,19 @@ class _CudaClock:
 
 def execution_info(case: Case) -> ExecutionInfo:
     """How the case's call would run."""
-    if case.op == "gemm":
-        return dandan_gemm.gemm_execution_info(*case.arguments, **case.keywords)
+    if case.layer is not None:
+        return case.layer.execution_info(case.arguments[0])
+    if case.op == "gemm" or case.op in ATTENTION:
+        info: ExecutionInfo = getattr(case.family, f"{case.op}_execution_info")(*case.arguments, **case.keywords)
+        return info
     return dandan_norm.elementwise_execution_info(case.op, *case.arguments, **case.keywords)
 
 
 def run(case: Case, clock: _CpuClock | _CudaClock) -> Result:
     """Runs, checks and times one case."""
-    operator = getattr(case.family, case.op)
-
-    def call() -> Any:
-        return operator(*case.arguments, **case.keywords)
-
     info = execution_info(case)
-    compared = check(case, call())
-    own, theirs = clock.time([call, case.pytorch])
+    compared = check(case, case.call())
+    own, theirs = clock.time([case.call, case.pytorch])
     return Result(
         op=case.op,
         step=case.step,
@@ -272,7 +350,7 @@ def run(case: Case, clock: _CpuClock | _CudaClock) -> Result:
 
 
 COLUMNS = (
-    ("operator", 17),
+    ("operator", 22),
     ("step", 11),
     ("tensor", 11),
     ("shape", 13),

@@ -1,0 +1,17 @@
+#include "sm80_mma_launch.cuh"
+
+namespace dandan_attention {
+
+void launch_sm80_mma_d64(DType dtype, const Params& params, const Launch& launch) {
+  dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    switch (launch.config) {
+      case 0: return launch_sm80_mma_shape<0, T>(params, launch);
+      case 1: return launch_sm80_mma_shape<1, T>(params, launch);
+      case 2: return launch_sm80_mma_shape<2, T>(params, launch);
+    }
+    no_configuration("sm80_mma", launch.config, 64);
+  });
+}
+
+}  // namespace dandan_attention
