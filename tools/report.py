@@ -24,7 +24,8 @@ what the quantisation loses, and how far the kernels are from FP64 of the dequan
 
 `--check` fails when a text or chart differs from its record, when a record lacks or doubles a case of
 `benchmarks/cases.py`, has a ratio that its own microseconds do not give, or was taken on other kernels than the
-sources and is shown nowhere (a view of such a record says so by itself), and when a topic of `cases.py` has no record.
+sources and is shown nowhere (a view of such a record says so by itself), and when a topic of `cases.py` has no record,
+unless its `NOT_MEASURED` says so.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -226,9 +228,16 @@ class Project:
 
     def cases(self, package: str) -> list[Case]:
         """CASES of a package's benchmarks/cases.py, or nothing where it has none."""
+        return list(getattr(self._cases_module(package), "CASES", ()))
+
+    def not_measured(self, package: str) -> tuple[str, ...]:
+        """NOT_MEASURED of a package's benchmarks/cases.py: topics that owe their record."""
+        return tuple(getattr(self._cases_module(package), "NOT_MEASURED", ()))
+
+    def _cases_module(self, package: str) -> ModuleType | None:
         path = self.root / "packages" / package / "benchmarks" / "cases.py"
         if not path.is_file():
-            return []
+            return None
         name = f"_cases_of_{package.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
@@ -239,7 +248,7 @@ class Project:
             spec.loader.exec_module(module)
         finally:
             del sys.modules[name]
-        return list(module.CASES)
+        return module
 
     def fingerprints(self, package: str) -> dict[str, str]:
         if package not in self.prints:
@@ -834,9 +843,14 @@ def _check_records(project: Project, shown: set[str]) -> Iterator[str]:
             for row, text in other_kernels(record, project.fingerprints(record.package)):
                 yield f"{name}: {row.title()}: {text}, and no table says so"
     for package in project.packages():
-        for topic in dict.fromkeys(case.topic for case in project.cases(package)):
-            if topic not in measured.get(package, set()):
+        topics, owed = dict.fromkeys(case.topic for case in project.cases(package)), project.not_measured(package)
+        for topic in topics:
+            if topic not in measured.get(package, set()) and topic not in owed:
                 yield f"{package}: the topic {topic!r} of cases.py has no record in docs/results/{package}"
+        for topic in owed:
+            if topic not in topics or topic in measured.get(package, set()):
+                said = "has a record" if topic in topics else "is no topic of it"
+                yield f"{package}: NOT_MEASURED of cases.py names {topic!r}, which {said}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -386,6 +386,18 @@ def test_topic_without_a_record_is_found(tree: Tree) -> None:
     assert any("the topic 'host' of cases.py has no record" in text for text in tree.check())
 
 
+def test_topic_that_owes_its_record_says_so(tree: Tree) -> None:
+    """And stops saying so when there is one."""
+    more = CASES + "\nCASES.append(Case('host', 'x', '', {}, 'f'))\n"
+    tree.put("packages/dandan-norm/benchmarks/cases.py", more + "NOT_MEASURED = ('host',)\n")
+    assert not any("host" in text for text in tree.check())
+    for topic, said in (("plain", "has a record"), ("ragged", "is no topic of it")):
+        tree.put("packages/dandan-norm/benchmarks/cases.py", more + f"NOT_MEASURED = ('host', {topic!r})\n")
+        assert [text for text in tree.check() if "NOT_MEASURED" in text] == [
+            f"dandan-norm: NOT_MEASURED of cases.py names {topic!r}, which {said}"
+        ]
+
+
 def test_record_of_a_package_without_cases_is_found(tree: Tree) -> None:
     (tree.root / "packages" / "dandan-norm" / "benchmarks" / "cases.py").unlink()
     assert any("cases.py has no CASES" in text for text in tree.check())

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from dandan_ops_core.model_shapes import HALF_DTYPES, distinct_layers
+from dandan_ops_core.model_shapes import HALF_DTYPES, INT4_LAYERS, INT4_NAMES, int4_calibration_cases
 from dandan_ops_core.records import Case
 
-# (n, k) by the layer that has it.
-NAMES = distinct_layers((name, 1) for name in ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Llama-3-70B"))
-LAYERS = (
-    (4096, 1024),
-    (1024, 2048),
-    (6144, 1024),
-    (1024, 3072),
-    (6144, 4096),
-    (4096, 4096),
-    (24576, 4096),
-    (4096, 12288),
-    (51200, 5120),
-    (5120, 25600),
-    (8192, 8192),
-)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 FEW_ROWS = (1, 2, 4, 8, 16)
 GROUP = 64
@@ -27,11 +12,14 @@ GROUPS = (32, 64, 128)  # of the accuracy
 
 # Each kernel by name where it is meant to be good, so that the record holds its share of its bound: (kernel, rows,
 # layers, dtypes).
-SOME_LAYERS = ((1024, 2048), (6144, 1024), (4096, 4096), (8192, 8192), (51200, 5120))
+SOME_LAYERS = ((6144, 1024), (4096, 4096), (8192, 8192))
 FORCED = (
-    ("sm80_decode", (1, 4, 16), SOME_LAYERS, ("float16",)),
-    ("sm90a_wgmma", (16, 64), ((6144, 1024), (4096, 4096), (8192, 8192)), ("float16",)),
-    ("sm90a_wgmma", (256, 1024, 4096), SOME_LAYERS, ("float16",)),
+    ("sm80_decode", (1, 16), SOME_LAYERS, ("float16",)),
+    ("sm90_decode", (1, 8, 16, 32), (*SOME_LAYERS, (51200, 5120)), ("float16",)),
+    ("sm80_mma", (32, 128, 1024), SOME_LAYERS, ("float16",)),
+    ("sm90a_wgmma", (64, 256, 4096), (*SOME_LAYERS, (51200, 5120)), ("float16",)),
+    # It takes weights of at most 16 MiB in float16.
+    ("sm80_dequantize", (1024, 4096), ((1024, 2048), (6144, 1024)), ("float16",)),
 )
 
 
@@ -54,10 +42,10 @@ def plain() -> list[Case]:
     """Those that share a weight follow each other: it is made once for all of them."""
     cases = []
     for dtype in HALF_DTYPES:
-        for n, k in LAYERS:
-            cases += [case("plain", NAMES[n, k], m, n, k, dtype) for m in ROWS]
+        for n, k in INT4_LAYERS:
+            cases += [case("plain", INT4_NAMES[n, k], m, n, k, dtype) for m in ROWS]
             cases += [
-                case("plain", NAMES[n, k], m, n, k, dtype, variant=kernel)
+                case("plain", INT4_NAMES[n, k], m, n, k, dtype, variant=kernel)
                 for kernel, rows, layers, dtypes in FORCED
                 for m in rows
                 if (n, k) in layers and dtype in dtypes
@@ -67,19 +55,25 @@ def plain() -> list[Case]:
 
 CASES = [
     *plain(),
-    *(case("chained", NAMES[n, k], m, n, k, dtype) for dtype in HALF_DTYPES for n, k in LAYERS for m in FEW_ROWS),
+    *(
+        case("chained", INT4_NAMES[n, k], m, n, k, dtype)
+        for dtype in HALF_DTYPES
+        for n, k in INT4_LAYERS
+        for m in FEW_ROWS
+    ),
     *(
         case("host", name, m, 4096, 4096, "float16")
         for name in ("eager, operator, out=", "eager, module", "eager, module, bias")
         for m in (1, 16, 256)
     ),
     *(
-        case("accuracy", NAMES[n, k], m, n, k, dtype, group=group)
+        case("accuracy", INT4_NAMES[n, k], m, n, k, dtype, group=group)
         for dtype in HALF_DTYPES
         for n, k in ((6144, 1024), (4096, 4096), (4096, 12288))
         for group in GROUPS
         for m in (1, 16, 256)
     ),
+    *int4_calibration_cases(),
 ]
 
 

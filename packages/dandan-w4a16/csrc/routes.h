@@ -243,6 +243,7 @@ inline const char* obstacle(Backend kernel, const Problem& p) {
     case Backend::kSm80Decode: return p.m <= kMaxDecodeRows ? nullptr : "x has more than 16 rows";
     case Backend::kSm90Decode:
       if (p.code_arch < 90) return "bulk copies need sm_90 or later";
+      if (p.arch / 10 == 12) return "its rings need more shared memory than a block of sm_12x has";
       return p.m <= kMaxRingRows ? nullptr : "x has more than 64 rows";
     case Backend::kSm90aWgmma: return p.own_code ? nullptr : "wgmma needs a device of sm_90 and a build with code for sm_90a";
     case Backend::kSm80Dequantize:
@@ -272,7 +273,8 @@ inline const char* config_obstacle(const Config& config, int split, const Proble
   if (config.warps > 0 && config.clusters && p.m > config.tile_m) return "x has more rows than the configuration takes";
   if (split > 1 && split > ceil_div(p.k, kBlock)) return "K has fewer blocks of 64 than that many slices";
   if (split > 1 && config.clusters && p.code_arch < 90) return "slices need clusters, from sm_90";
-  if (split > 1 && !config.clusters && mma_workspace_bytes(p.m, p.n, split) > static_cast<size_t>(kWorkspaceBytes)) return "the sums of the slices take more than 16 MiB";
+  const double sums = config.clusters || split == 1 ? 0.0 : 4.0 * split * static_cast<double>(p.m) * static_cast<double>(p.n);
+  if (sums > static_cast<double>(kWorkspaceBytes)) return "the sums of the slices take more than 16 MiB";
   if (tiles_of(config, p) * split > 0x7fffffff) return kTooManyTiles;
   return nullptr;
 }

@@ -49,7 +49,8 @@ void launch_shape(DType dtype, const Params& params, const Launch& launch) {
     }
     return false;
   };
-  if (!with(std::integral_constant<int, 1>{}) && !with(std::integral_constant<int, 2>{}) && !with(std::integral_constant<int, 4>{})) {
+  if (!with(std::integral_constant<int, 1>{}) && !with(std::integral_constant<int, 2>{}) && !with(std::integral_constant<int, 3>{}) &&
+      !with(std::integral_constant<int, 4>{})) {
     no_configuration("sm90a_wgmma", launch.tile);
   }
 }

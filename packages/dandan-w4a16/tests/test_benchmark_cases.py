@@ -7,11 +7,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from dandan_w4a16 import reference
+from dandan_w4a16._ops import KERNELS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -33,7 +35,8 @@ int4_peers = _load("int4_peers")
 def test_no_case_is_doubled() -> None:
     counts = Counter((case.topic, *case.key) for case in cases.CASES)
     assert [key for key, count in counts.items() if count > 1] == []
-    assert list(dict.fromkeys(case.topic for case in cases.CASES)) == ["plain", "chained", "host", "accuracy"]
+    topics = ["plain", "chained", "host", "accuracy", "calibration"]
+    assert list(dict.fromkeys(case.topic for case in cases.CASES)) == topics
 
 
 @pytest.mark.parametrize(
@@ -57,14 +60,37 @@ def test_bytes_and_operations() -> None:
     assert case.flops == 2 * 16 * 4096 * 1024
 
 
-def test_forced_kernels_are_in_the_sources() -> None:
-    for kernel, *_ in cases.FORCED:
-        assert list((PACKAGE / "csrc").glob(f"{kernel}*.cu")), kernel
+def forced() -> list[Any]:
+    return [case for case in cases.CASES if case.variant != "auto" and case.topic != "calibration"]
+
+
+def test_every_kernel_is_forced_somewhere() -> None:
+    assert list(dict.fromkeys(kernel for kernel, *_ in cases.FORCED)) == list(KERNELS)
+    assert Counter(case.variant for case in forced()) == {
+        "sm80_decode": 6,
+        "sm90_decode": 16,
+        "sm80_mma": 9,
+        "sm90a_wgmma": 12,
+        "sm80_dequantize": 4,
+    }
+    assert {case.topic for case in forced()} == {"plain"}
+
+
+def test_forced_kernels_can_take_their_cases() -> None:
+    most = {"sm80_decode": 16, "sm90_decode": 64}
+    for case in forced():
+        assert case.shape["m"] <= most.get(case.variant, 4096), case
+        if case.variant == "sm80_dequantize":
+            assert 2 * case.shape["n"] * case.shape["k"] <= 16 << 20, case
+
+
+def test_plain_cases_are_so_few_that_a_record_takes_minutes() -> None:
+    assert sum(case.topic == "plain" for case in cases.CASES) == 11 * 11 * 2 + 47 < 300
 
 
 def test_quick_takes_some_of_every_topic() -> None:
     few = Counter(case.topic for case in cases.CASES if cases.quick(case))
-    every = Counter(case.topic for case in cases.CASES)
+    every = Counter(case.topic for case in cases.CASES if case.topic != "calibration")  # which another program takes
     assert set(few) == set(every)
     assert all(count < every[topic] / 2 for topic, count in few.items() if topic != "host")
 

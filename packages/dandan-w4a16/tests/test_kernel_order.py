@@ -221,7 +221,8 @@ REFUSED = [
     ({"out": GOOD["x"].view(-1)[:96].view(4, 24)}, ValueError, "out overlaps x"),  # type: ignore[union-attr]
     ({"out": PAIRS[1][:96].view(4, 24)}, ValueError, "out overlaps scales"),
     ({"backend": "marlin"}, ValueError,
-     "backend 'marlin' is unknown; it is one of auto, torch, cuda, sm80_decode, sm90a_wgmma"),
+     "backend 'marlin' is unknown; it is one of auto, torch, cuda, sm80_decode, sm90_decode, sm80_mma, sm90a_wgmma, "
+     "sm80_dequantize"),
 ]  # fmt: skip
 
 

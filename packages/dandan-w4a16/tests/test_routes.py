@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from dandan_ops_core import loader
 from dandan_ops_core.backend import BackendUnavailableError
+from dandan_ops_core.model_shapes import CALIBRATED, TOKENS, distinct_layers
 from dandan_w4a16._ops import KERNELS, LIBRARY
 from dandan_w4a16.kernel_order import code_words, scale_elements
 from dandan_w4a16.packed import candidates
@@ -30,9 +31,11 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 ROUTES = (CSRC / "routes.h").read_text(encoding="utf-8")
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 H200 = 90
-DECODE_ROWS = 16
+DECODE_ROWS, RING_ROWS = 16, 64  # at most, of sm80_decode and sm90_decode
+WORKSPACE = 16 << 20  # bytes
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 1024, 4096)
-LAYERS = ((4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (51200, 5120), (151936, 1024))  # (n, k)
+# (n, k)
+LAYERS = ((4096, 1024), (1024, 2048), (1024, 3072), (6144, 4096), (4096, 12288), (51200, 5120), (151936, 1024))
 AWKWARD = ((1, 8), (8, 64), (7, 4088), (4095, 8), (130, 72), (3, 100000))
 
 
@@ -121,9 +124,21 @@ def built(name: str) -> bool:
 
 def measured() -> set[int]:
     """Architectures of which routes.h says that they were measured."""
-    found = re.search(r"kMeasuredArchitectures = \{([^}]*)\}", ROUTES)
+    found = re.search(r"kMeasuredArchitectures\[\] = \{([^}]*)\}", ROUTES)
     assert found is not None
     return {int(number) for number in found[1].split(",") if number.strip()}
+
+
+def cannot(backend: str, why: str, instead: str | None = None, *, op: str = "packed_linear") -> str:
+    """What a refused backend says; `instead` is the own kernel that would run."""
+    own = f', and so can "{instead}"' if instead else ""
+    return f'{op}: backend "{backend}" cannot run: {why}; "auto" and "torch" can{own}'
+
+
+def refusal(question: Any, *arguments: Any, **keywords: Any) -> str:
+    with pytest.raises(BackendUnavailableError) as raised:
+        question(*arguments, **keywords)
+    return str(raised.value)
 
 
 @pytest.fixture
@@ -151,6 +166,9 @@ def test_tables_of_configurations() -> None:
             assert each["splits"][0] == 1
             assert each["splits"][-1] == each["max_split"]
     assert all(each["tile_m"] == DECODE_ROWS for each in configs()["sm80_decode"])
+    assert {each["tile_m"] for each in configs()["sm90_decode"]} == {8, 16, 32, RING_ROWS}
+    assert {tuple(each["splits"]) for each in configs()["sm80_mma"]} == {(1, 2, 3, 4, 6, 8, 12, 16)}
+    assert [(each["name"], each["splits"]) for each in configs()["sm80_dequantize"]] == [("rows", [1])]
 
 
 # -------------------------------------------------------------------------------------------------------- the estimates
@@ -188,23 +206,41 @@ def test_the_choice_is_the_cheapest_candidate(group: int, dtype: torch.dtype) ->
                         ask(**call, backend=backend)
 
 
+def can_run(kernel: str, config: dict[str, Any], split: int, m: int, n: int, k: int, code: int = H200) -> bool:
+    """The rules of csrc/routes.h, said once more; of a weight in order, with code for the device and for sm_90a."""
+    if -(-m // config["tile_m"]) * -(-n // config["tile_n"]) * split >= 1 << 31 or split > max(-(-k // 64), 1):
+        return False
+    if kernel == "sm80_dequantize":
+        return 2 * n * k <= WORKSPACE
+    if kernel == "sm80_mma":
+        return split == 1 or 4 * split * m * n <= WORKSPACE
+    if code < 90 and (split > 1 or kernel != "sm80_decode"):
+        return False
+    return kernel == "sm90a_wgmma" or m <= config["tile_m"]
+
+
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-@settings(max_examples=200, deadline=None)
-@given(m=st.integers(1, 1 << 20), n=st.integers(1, 1 << 20), words=st.integers(1, 1 << 17))
-def test_candidates_can_run(m: int, n: int, words: int) -> None:
-    """No more slices than blocks of K, none that a configuration does not take, few rows where they must be."""
+@settings(max_examples=300, deadline=None)
+@given(
+    m=st.one_of(st.integers(1, 80), st.integers(1, 1 << 20), st.integers(1, (1 << 31) - 1)),
+    n=st.one_of(st.integers(1, 1 << 13), st.integers(1, 1 << 20), st.integers(1, (1 << 31) - 1)),
+    words=st.one_of(st.integers(1, 1 << 9), st.integers(1, 1 << 17), st.integers(1, (1 << 28) - 1)),
+)
+def test_candidates_are_all_that_can_run_and_nothing_else(m: int, n: int, words: int) -> None:
     k = 8 * words
-    tables = {kernel: {each["name"]: each for each in table} for kernel, table in configs().items()}
-    found = candidates(**operands(m, n, k), arch=H200)
-    assert any(each["kernel"] == "sm90a_wgmma" for each in found["candidates"]), "it takes everything"
-    for each in found["candidates"]:
-        config = tables[each["kernel"]][each["config"]]
-        assert list(tables[each["kernel"]]).index(each["config"]) == each["number"]
-        assert each["split"] in config["splits"]
-        assert each["split"] == 1 or each["split"] <= -(-k // 64)
-        if each["kernel"] == "sm80_decode":
-            assert m <= DECODE_ROWS
+    found = candidates(**operands(m, n, k), arch=H200)["candidates"]
+    for each in found:
+        assert configs()[each["kernel"]][each["number"]]["name"] == each["config"]
+    assert {(each["kernel"], each["config"], each["split"]) for each in found} == {
+        (kernel, config["name"], split)
+        for kernel, table in configs().items()
+        for config in table
+        for split in config["splits"]
+        if can_run(kernel, config, split, m, n, k)
+    }
+    if m * n <= 1 << 40:
+        assert {"sm80_mma", "sm90a_wgmma"} <= {each["kernel"] for each in found}, "they take everything"
 
 
 @pytest.mark.library
@@ -347,6 +383,132 @@ def test_what_no_kernel_takes(kind: str) -> None:
         assert str(raised.value) == f'packed_linear: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
 
 
+# ------------------------------------------------------------------------------------------- what each kernel can take
+
+
+def taken(kernel: str, m: int, n: int, k: int) -> set[tuple[str, int]]:
+    """Configurations and slices of a kernel that are candidates on an H200."""
+    every = candidates(**operands(m, n, k), arch=H200)["candidates"]
+    return {(each["config"], each["split"]) for each in every if each["kernel"] == kernel}
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+@pytest.mark.parametrize(("kernel", "most"), [("sm80_decode", DECODE_ROWS), ("sm90_decode", RING_ROWS)])
+def test_the_decode_kernels_take_few_rows(kernel: str, most: int) -> None:
+    assert ask(**operands(most, 4096, 4096), backend=kernel)["kernel"] == kernel
+    call = operands(most + 1, 4096, 4096)
+    instead = ask(**call, backend="cuda")["kernel"]
+    assert refusal(ask, **call, backend=kernel) == cannot(kernel, f"x has more than {most} rows", instead)
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+@pytest.mark.parametrize("m", [1, 8, 9, 16, 17, 32, 33, 64, 65])
+def test_a_configuration_of_sm90_decode_takes_its_own_number_of_rows(m: int) -> None:
+    most = {each["name"]: each["tile_m"] for each in configs()["sm90_decode"]}
+    assert most["64x8x3"] == 8
+    assert most["16x8"] == 16
+    assert most["32x16"] == 32
+    assert most["64x8m"] == 64
+    fit = {name for name, rows in most.items() if m <= rows}
+    assert taken("sm90_decode", m, 4096, 4096) == {(name, split) for name in fit for split in (1, 2, 3, 4)}
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_sm80_mma_takes_everything_wherever_there_is_code(arch: int) -> None:
+    """So `auto` has an own kernel for every number of rows, on architectures that were never measured as well."""
+    if not code_for(arch):
+        pytest.skip(f"the library has no code for sm_{arch}")
+    for n, k in (*LAYERS, *AWKWARD):
+        for m in ROWS:
+            call = operands(m, n, k)
+            assert ask(**call, backend="sm80_mma", arch=arch)["kernel"] == "sm80_mma"
+            assert ask(**call, arch=arch)["kernel"] in KERNELS
+            assert ask_canonical(sheet(m, 64 * k), n, arch=arch)["kernel"] in KERNELS
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(
+    ("m", "n", "k", "most"),
+    [
+        (1024, 1024, 4096, 4),  # 4 x 1024 x 1024 sums of 4 bytes: 16 MiB
+        (1025, 1024, 4096, 3),
+        (1024, 1024, 136, 3),  # three blocks of 64 k
+        (1024, 1024, 128, 2),
+        (2048, 1024, 4096, 2),
+        (2049, 1024, 4096, 1),
+        (4096, 4096, 4096, 1),
+        (1, 4096, 4096, 16),
+        (64, 4096, 4096, 16),
+        (65, 4096, 4096, 12),
+        (1, 64, 8, 1),
+    ],
+)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_slices_of_sm80_mma_need_room_for_their_sums_and_no_clusters(
+    m: int, n: int, k: int, most: int, arch: int
+) -> None:
+    if not code_for(arch):
+        pytest.skip(f"the library has no code for sm_{arch}")
+    every = candidates(**operands(m, n, k), arch=arch)["candidates"]
+    mine = {(each["config"], each["split"]) for each in every if each["kernel"] == "sm80_mma"}
+    splits = [split for split in (1, 2, 3, 4, 6, 8, 12, 16) if split <= most]
+    assert mine == {(config["name"], split) for config in configs()["sm80_mma"] for split in splits}
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 2048, 4096), (4096, 2048, 4096), (1024, 1024, 8192), (4096, 1, 8)])
+def test_sm80_dequantize_takes_any_rows_of_a_small_weight(m: int, n: int, k: int) -> None:
+    answer = ask(**operands(m, n, k), backend="sm80_dequantize")
+    assert (answer["kernel"], answer["config"], answer["split"]) == ("sm80_dequantize", "rows", 1)
+    assert (answer["backend"], answer["copies"]) == ("cuda", [])
+
+
+@pytest.mark.library
+@pytest.mark.parametrize(("n", "k"), [(2049, 4096), (2048, 4104), (4096, 4096), (1, 1 << 23)])
+def test_sm80_dequantize_takes_no_more_than_16_mib(n: int, k: int) -> None:
+    k += 8 if n == 1 else 0
+    call = operands(1024, n, k)
+    why = "the dequantised weight is larger than 16 MiB"
+    instead = ask(**call, backend="cuda")["kernel"]
+    assert refusal(ask, **call, backend="sm80_dequantize") == cannot("sm80_dequantize", why, instead)
+    assert candidates(**call, arch=home())["obstacles"]["sm80_dequantize"] == why
+
+
+@pytest.mark.library
+def test_sm80_dequantize_takes_no_bias() -> None:
+    """torch may round the product to x's dtype before it adds a bias, which would be a second rounding."""
+    call = {**operands(1024, 1024, 2048), "bias": sheet(1024)}
+    instead = ask(**call, backend="cuda")["kernel"]
+    assert instead != "sm80_dequantize"
+    assert ask(**call)["kernel"] == instead
+    why = "torch's product may round before it adds a bias"
+    assert refusal(ask, **call, backend="sm80_dequantize") == cannot("sm80_dequantize", why, instead)
+
+
+@pytest.mark.library
+def test_sm80_dequantize_takes_a_weight_in_order_alone() -> None:
+    """For a canonical one each call would put the weight in order, and then dequantise what it has put there."""
+    for m in (1, 1024, 4096):
+        x = sheet(m, 2048)
+        instead = ask_canonical(x, 1024, backend="cuda")["kernel"]
+        assert instead != "sm80_dequantize"
+        assert ask_canonical(x, 1024)["kernel"] == instead
+        why = "the weight is not in the kernels' order"
+        found = refusal(ask_canonical, x, 1024, backend="sm80_dequantize")
+        assert found == cannot("sm80_dequantize", why, instead, op="w4a16_linear")
+
+
+@pytest.mark.library
+@pytest.mark.usefixtures("needs_90a")
+def test_every_kernel_is_the_choice_for_some_layer_of_a_model() -> None:
+    """By the estimates for an H200: a kernel that is never chosen there is a fault of the estimates or no use."""
+    chosen = {ask(**operands(m, n, k))["kernel"] for m in TOKENS for n, k in distinct_layers(CALIBRATED)}
+    assert chosen == set(KERNELS)
+
+
 @pytest.mark.library
 def test_a_canonical_weight_is_put_in_order_by_the_call() -> None:
     note = "; the weight is not finalised and is put in the kernel's order for this call"
@@ -380,27 +542,38 @@ def test_a_large_canonical_weight_is_put_in_order_in_parts() -> None:
     n, k = 24576, 4096
     fits = [4 * code_words(rows, k) + 2 * scale_elements(rows, k, 64) <= 16 << 20 for rows in range(64, n, 64)]
     part = 64 * sum(fits)
-    answer = ask_canonical(sheet(M, k), n, backend="sm80_decode")
-    assert answer["n"] == n
-    expected = ask(**operands(M, part, k), backend="sm80_decode")
-    assert (answer["config"], answer["split"], answer["us"]) == (
-        expected["config"],
-        expected["split"],
-        expected["us"],
-    )
+    for m in (4, 64, 1024):
+        for kernel in ("sm80_decode", "sm90_decode", "sm80_mma", "sm90a_wgmma"):
+            if kernel in candidates(**operands(m, part, k), arch=home())["obstacles"]:
+                continue
+            answer = ask_canonical(sheet(m, k), n, backend=kernel)
+            assert answer["n"] == n
+            expected = ask(**operands(m, part, k), backend=kernel)
+            assert [answer[key] for key in ("kernel", "config", "split", "us")] == [
+                expected[key] for key in ("kernel", "config", "split", "us")
+            ], (m, kernel)
 
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
 def test_sizes_beyond_32_bits() -> None:
-    answer = ask(**operands((1 << 31) - 1, 8, 8))
-    assert answer["kernel"] == "sm90a_wgmma"
+    most = (1 << 31) - 1
+    for m, n, k in ((most, 8, 8), (1, most, 8), (1, 8, most - 7)):
+        assert ask(**operands(m, n, k))["kernel"] in KERNELS, (m, n, k)
+        for kernel in ("sm80_mma", "sm90a_wgmma"):
+            assert ask(**operands(m, n, k), backend=kernel)["kernel"] == kernel, (m, n, k)
     answer = ask(**operands(1 << 31, 8, 8))
     assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "a dimension does not fit 32-bit coordinates")
     answer = ask_canonical(sheet(1, 1 << 31), 8)
     assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "a dimension does not fit 32-bit coordinates")
-    answer = ask(**operands((1 << 31) - 1, (1 << 31) - 1, 8))
-    assert (answer["kernel"], answer["fallback_reason"]) == ("torch", "there are too many tiles for one grid")
+    why = "there are too many tiles for one grid"
+    # The sums of four slices of the second are 2^64 bytes.
+    for m, n, k in ((most, most, 8), (1 << 30, 1 << 30, 1024)):
+        answer = ask(**operands(m, n, k))
+        assert (answer["kernel"], answer["fallback_reason"]) == ("torch", why)
+        assert candidates(**operands(m, n, k), arch=H200)["candidates"] == []
+        for backend in ("cuda", "sm80_mma", "sm90a_wgmma"):
+            assert refusal(ask, **operands(m, n, k), backend=backend) == cannot(backend, why)
 
 
 @pytest.mark.library
@@ -441,24 +614,40 @@ def test_architecture(arch: int) -> None:
     assert auto["fallback_reason"] is None
     unknown = "no measurements on this architecture, and PyTorch has no such product"
     assert (auto["reason"] == unknown) == (arch not in measured())
+    small = operands(8, 2048, 4096)
+    for kernel in ("sm80_decode", "sm80_mma", "sm80_dequantize"):
+        assert ask(**small, backend=kernel, arch=arch)["kernel"] == kernel
+    # On these the library has the code of sm_90a too, or none.
     wide = arch == 90 and built("90a")
-    assert ask(**call, backend="sm80_decode", arch=arch)["kernel"] == "sm80_decode"
+    refused = {}
+    if not wide:
+        refused["sm90a_wgmma"] = "wgmma needs a device of sm_90 and a build with code for sm_90a"
     if code < 90:
-        assert {c["split"] for c in candidates(**call, arch=arch)["candidates"]} == {1}, "slices need clusters"
+        refused["sm90_decode"] = "bulk copies need sm_90 or later"
+        split = {c["kernel"] for c in candidates(**small, arch=arch)["candidates"] if c["split"] > 1}
+        assert split == {"sm80_mma"}, "slices of the others need clusters"
+    elif arch // 10 != 12:
+        assert ask(**small, backend="sm90_decode", arch=arch)["kernel"] == "sm90_decode"
+    for kernel, why in refused.items():
+        assert refusal(ask, **call, backend=kernel, arch=arch) == cannot(kernel, why, own["kernel"])
+        for m in ROWS:
+            assert ask(**operands(m, 4096, 4096), arch=arch)["kernel"] not in (kernel, "torch")
     if wide:
         assert ask(**call, backend="sm90a_wgmma", arch=arch)["kernel"] == "sm90a_wgmma"
-        return
-    with pytest.raises(BackendUnavailableError) as raised:
-        ask(**call, backend="sm90a_wgmma", arch=arch)
-    assert str(raised.value) == (
-        'packed_linear: backend "sm90a_wgmma" cannot run: wgmma needs a device of sm_90 and a build with code for '
-        'sm_90a; "auto" and "torch" can, and so can "sm80_decode"'
-    )
-    many = ask(**operands(17, 4096, 4096), arch=arch)
-    assert (many["kernel"], many["fallback_reason"]) == (
-        "torch",
-        "x has more than 16 rows, and wgmma needs a device of sm_90 and a build with code for sm_90a",
-    )
+
+
+@pytest.mark.library
+def test_rings_do_not_fit_the_shared_memory_of_sm_120() -> None:
+    """Its blocks have 99 KB of it (CUDA programming guide, technical specifications per compute capability), the
+    configurations of sm90_decode use up to 227.
+    """
+    if not code_for(120):
+        pytest.skip("the library has no code for sm_120")
+    for m in (1, 8, 16, 64):
+        found = candidates(**operands(m, 4096, 4096), arch=120)
+        # By arithmetic, with what the blocks of a cluster send: 16x8 53 to 66 KB, 64x8x3 59, 64x8 from 9 rows up 81.
+        fit = {"16x8", "64x8x3"} if m <= 8 else {"16x8", "64x8"}
+        assert {c["config"] for c in found["candidates"] if c["kernel"] == "sm90_decode"} <= fit
 
 
 @pytest.mark.library
@@ -521,13 +710,13 @@ def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
 @pytest.mark.usefixtures("needs_90a")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Any) -> None:
-    call = operands(4, 4096, 4096)
+    call = operands(4, 2048, 4096)
     every = [each for each in candidates(**call, arch=H200)["candidates"] if each["kernel"] == kernel]
     assert {(each["config"], each["split"]) for each in every} == {
         (config["name"], split) for config in configs()[kernel] for split in config["splits"]
     }
     for each in every:
-        profile(f"packed_linear;float16;group_size=64,k=4096,m=4,n=4096;{kernel}.{each['config']}.{each['split']}")
+        profile(f"packed_linear;float16;group_size=64,k=4096,m=4,n=2048;{kernel}.{each['config']}.{each['split']}")
         answer = ask(**call)
         assert (answer["kernel"], answer["config"], answer["split"]) == (kernel, each["config"], each["split"])
         assert answer["profile"] is True
@@ -537,12 +726,22 @@ def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile:
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
 def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
-    usual = shown(m=17)
-    profile("packed_linear;float16;group_size=64,k=64,m=17,n=24;sm80_decode")
-    assert shown(m=17) == usual
+    for m, n, k, route in (
+        (17, N, K, "sm80_decode"),
+        (65, N, K, "sm90_decode"),
+        (9, N, K, "sm90_decode.64x8x3.1"),  # of at most 8 rows
+        (1024, 4096, 4096, "sm80_dequantize"),
+        (1024, 4096, 4096, "sm80_dequantize.rows.1"),
+        (4096, 4096, 4096, "sm80_mma.64x64.2"),  # 128 MiB of sums
+    ):
+        usual = shown(m, n, k)
+        profile(f"packed_linear;float16;group_size=64,k={k},m={m},n={n};{route}")
+        assert shown(m, n, k) == usual, route
+        assert usual[1] is False
     # Slices of which some would have nothing to do.
-    for kernel in KERNELS:
+    for kernel in set(KERNELS) - {"sm80_dequantize"}:
         config = configs()[kernel][0]
+        assert config["max_split"] > 1
         profile(f"packed_linear;float16;group_size=64,k=64,m=4,n=24;{kernel}.{config['name']}.{config['max_split']}")
         assert shown()[1] is False
 
@@ -591,7 +790,7 @@ def test_bad_profile_text(line: str, profile: Any) -> None:
 def test_slices_of_a_profile_row_are_those_that_the_configuration_takes(profile: Any) -> None:
     for kernel, table in configs().items():
         for config in table:
-            for split in range(6):
+            for split in range(18):
                 line = f"packed_linear;float16;group_size=64,k=64,m=4,n=24;{kernel}.{config['name']}.{split}"
                 if split in config["splits"]:
                     profile(line)
@@ -648,7 +847,7 @@ def test_every_reason_is_met(profile: Any) -> None:
     calls: list[dict[str, Any]] = [operands(M, N, K)]
     calls += [operands(m, n, k) for m in ROWS for n, k in (*LAYERS, *AWKWARD)]
     calls += [operands(1 << 31, 8, 8), operands((1 << 31) - 1, (1 << 31) - 1, 8)]
-    calls += [{**operands(M, N, K), "bias": sheet(N, dtype=torch.float32)}]
+    calls += [{**operands(M, N, K), "bias": sheet(N, dtype=dtype)} for dtype in (torch.float16, torch.float32)]
     calls += [{**operands(M, N, K), "scales": sheet(scale_elements(N, K, 64), dtype=torch.bfloat16)}]
     calls += [{**operands(M, N, K), "codes": sheet(2 * code_words(N, K), dtype=torch.int32)[::2]}]
     for backend in ("auto", "cuda", "torch", *KERNELS):
@@ -658,20 +857,20 @@ def test_every_reason_is_met(profile: Any) -> None:
             for m in (8, 17):
                 meet(ask, **operands(m, 4096, 4096), backend=backend, arch=arch)
         meet(ask_canonical, x=sheet(M, K), n=N, zeros=torch.float16, backend=backend)
+        meet(ask_canonical, x=sheet(M, K), n=N, backend=backend)
     wanted = reasons()
-    assert len(wanted) >= 14
+    assert len(wanted) >= 22
     missing = wanted - seen
     # No build has code below sm_80: the floor is there for a list of architectures that somebody writes by hand.
     missing.discard("it needs sm_80 or later")
     if not any(code_for(arch) for arch in ARCHITECTURES if arch not in measured()):
         missing.discard("no measurements on this architecture, and PyTorch has no such product")
     if not any(code_for(arch) for arch in ARCHITECTURES if arch != H200):
-        missing -= {
-            "wgmma needs a device of sm_90 and a build with code for sm_90a",
-            "x has more than 16 rows, and wgmma needs a device of sm_90 and a build with code for sm_90a",
-        }
-    # Which kernel is the fastest somewhere is for the estimates to say.
-    missing = {text for text in missing if not text.startswith("estimated to be the fastest")}
+        missing.discard("wgmma needs a device of sm_90 and a build with code for sm_90a")
+    if not any(0 < code_for(arch) < 90 for arch in ARCHITECTURES):
+        missing.discard("bulk copies need sm_90 or later")
+    if not any(code_for(arch) for arch in ARCHITECTURES if arch // 10 == 12):
+        missing.discard("its rings need more shared memory than a block of sm_12x has")
     assert not missing
     assert None in seen
 

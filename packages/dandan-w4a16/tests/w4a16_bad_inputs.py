@@ -262,7 +262,8 @@ for _name in ("x", "qweight", "scales", "zeros", "bias"):
 refused(
     "backend unknown",
     ValueError,
-    "backend 'marlin' is unknown; it is one of auto, torch, cuda, sm80_decode, sm90a_wgmma",
+    "backend 'marlin' is unknown; it is one of auto, torch, cuda, sm80_decode, sm90_decode, sm80_mma, sm90a_wgmma, "
+    "sm80_dequantize",
     backend="marlin",
 )
 refused(

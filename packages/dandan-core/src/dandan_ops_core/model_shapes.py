@@ -15,6 +15,8 @@ __all__ = [
     "CALIBRATED",
     "CALIBRATED_KN",
     "HALF_DTYPES",
+    "INT4_LAYERS",
+    "INT4_NAMES",
     "LAYERS",
     "MODELS",
     "TOKENS",
@@ -22,6 +24,8 @@ __all__ = [
     "distinct_layers",
     "gemm_calibration_cases",
     "gemm_case",
+    "int4_calibration_case",
+    "int4_calibration_cases",
     "linear_layers",
 ]
 
@@ -131,5 +135,41 @@ def gemm_calibration_cases() -> list[Case]:
         for models, transposed in ((CALIBRATED, True), (CALIBRATED_KN, False))
         for m in TOKENS
         for (n, k), name in distinct_layers(models).items()
+        for dtype in HALF_DTYPES
+    ]
+
+
+INT4_LAYERS = (
+    (4096, 1024),
+    (1024, 2048),
+    (6144, 1024),
+    (1024, 3072),
+    (6144, 4096),
+    (4096, 4096),
+    (24576, 4096),
+    (4096, 12288),
+    (51200, 5120),
+    (5120, 25600),
+    (8192, 8192),
+)
+"""(n, k) of the layers that the record and the route table of products with INT4 weights hold."""
+INT4_NAMES = distinct_layers((name, 1) for name in ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Llama-3-70B"))
+
+
+def int4_calibration_case(name: str, m: int, n: int, k: int, group_size: int, dtype: str) -> Case:
+    """A product with an INT4 weight in the kernels' order as a case of the calibration: half a byte a code, two for the
+    scale and two for the zero point of a group.
+    """
+    shape = {"m": m, "n": n, "k": k, "group_size": group_size}
+    traffic = n * k // 2 + 4 * n * (k // group_size) + 2 * m * (k + n)
+    return Case("calibration", "packed_linear", name, shape, dtype, "fastest", bytes=traffic, flops=2 * m * n * k)
+
+
+def int4_calibration_cases() -> list[Case]:
+    """What `dandan-ops calibrate --package dandan-w4a16` measures unless it is given other shapes: groups of 64."""
+    return [
+        int4_calibration_case(INT4_NAMES[n, k], m, n, k, 64, dtype)
+        for m in TOKENS
+        for n, k in INT4_LAYERS
         for dtype in HALF_DTYPES
     ]

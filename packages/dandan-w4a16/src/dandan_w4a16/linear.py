@@ -47,7 +47,8 @@ def w4a16_linear(
         bias: [N] float16, bfloat16 or float32; device of x.
         zero_mode: "integer" or "float". Float zeros are subtracted in FP32; they are never rounded to integers.
         out: [..., N] of x's dtype to write into; shares no memory with the other tensors.
-        backend: "auto", "torch", "cuda", "sm80_decode" or "sm90a_wgmma". The own kernels need scales and bias of the
+        backend: "auto", "torch", "cuda" or the name of a kernel: "sm80_decode", "sm90_decode", "sm80_mma" or
+            "sm90a_wgmma" ("sm80_dequantize" needs a finalised weight). The own kernels need scales and bias of the
             dtype of x and integer zeros.
 
     Returns:
