@@ -19,7 +19,7 @@ inline constexpr DecodeShape kDecodeShapes[] = {
 };
 inline constexpr int kDecodeShapeCount = static_cast<int>(sizeof(kDecodeShapes) / sizeof(DecodeShape));
 
-// sm90_decode: name = columns of out for a block x warps.
+// sm90_decode: name = columns of out for a block x warps; x3: three blocks share a multiprocessor; m: for more than 16 tokens.
 struct RingShape {
   const char* name;
   int tiles;     // of 16 columns
