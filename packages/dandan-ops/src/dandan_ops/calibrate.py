@@ -198,7 +198,8 @@ def _gemm_case(name: str, sizes: Mapping[str, int], dtype: str) -> Case:
 
 
 def _w4a16_case(name: str, sizes: Mapping[str, int], dtype: str) -> Case:
-    return int4_calibration_case(name or "given", *(sizes[key] for key in ("m", "n", "k", "group_size")), dtype)
+    m, n, k, group_size = (sizes[key] for key in ("m", "n", "k", "group_size"))
+    return int4_calibration_case(name or "given", m, n, k, group_size, dtype)
 
 
 def _prepare_w4a16() -> dict[str, str]:
