@@ -382,6 +382,7 @@ def lint(session: nox.Session) -> None:
     """ruff, the workflows against their published schema, dependency rules, the two READMEs, releases, records."""
     session.install(*LINT_TOOLS)
     session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
     workflows = sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github/workflows").glob("*.yml"))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     session.run("python", "tools/check_tree.py")
