@@ -31,6 +31,9 @@ CORE_MODULES = (
     "shape_lists",
     "tensors",
     "testing",
+    "testing.bad_inputs",
+    "testing.library",
+    "testing.routes",
 )
 
 

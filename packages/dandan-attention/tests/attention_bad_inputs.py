@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-EVERYWHERE = frozenset({"cpu", "meta", "fake", "cuda"})
-# Rules about memory or real devices: tensors without memory cannot break them.
-REAL = frozenset({"cpu", "cuda"})
-DEVICES = frozenset({"cpu", "meta", "cuda"})
+from dandan_ops_core.testing.bad_inputs import PYTHON, REAL, Case, Make, changed, other, tensor
+
+# One tensor without a device of its own kind.
+DEVICES = PYTHON - {"fake"}
 # Rules about values: read on the host; on CUDA devices under DANDAN_DEBUG=1 alone.
 VALUES = frozenset({"cpu"})
 
 DENSE, PACKED = "flash_attention", "flash_attention_varlen"
 B, HQ, HKV, SQ, SK, D = 2, 4, 2, 5, 7, 64
-Make = Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One refused call. `text` is the whole message, with {device} and {other} for devices."""
-
-    op: str
-    name: str
-    make: Callable[[str], dict[str, Any]]
-    error: type[Exception]
-    text: str
-    places: frozenset[str]
-    grad: bool = False
-
-    def message(self, device: str) -> str:
-        place = f"{device}:0" if device == "cuda" else device
-        return f"{self.op}: {self.text}".replace("{device}", place).replace("{other}", other(device))
-
-
-def other(device: str) -> str:
-    """A device that is not `device` and is always there."""
-    return "meta" if device == "cpu" else "cpu"
-
-
-def tensor(*shape: int, dtype: torch.dtype = torch.float16, elsewhere: bool = False) -> Make:
-    """Small whole numbers, the same on every device."""
-
-    def make(device: str) -> torch.Tensor:
-        count = math.prod(shape)
-        return (torch.arange(count, device=other(device) if elsewhere else device) % 7).reshape(shape).to(dtype)
-
-    return make
 
 
 def numbers(*values: int, dtype: torch.dtype = torch.int32, elsewhere: bool = False) -> Make:
@@ -88,23 +54,14 @@ def refused(
     name: str,
     error: type[Exception],
     text: str,
-    places: frozenset[str] = EVERYWHERE,
+    places: frozenset[str] = PYTHON,
     grad: bool = False,
     **changes: Any,
 ) -> None:
     """Adds a case: valid arguments but for `changes`, values or functions of the device."""
-
-    def maker(op: str) -> Callable[[str], dict[str, Any]]:
-        def make(device: str) -> dict[str, Any]:
-            arguments = valid(op, device)
-            for argument, value in changes.items():
-                arguments[argument] = value(device) if callable(value) else value
-            return arguments
-
-        return make
-
     for op in (ops,) if isinstance(ops, str) else ops:
-        CASES.append(Case(op, name, maker(op), error, text, places, grad))
+        make = changed(functools.partial(valid, op), changes)
+        CASES.append(Case(op, name, make, error, text, places, grad))
 
 
 BOTH = (DENSE, PACKED)

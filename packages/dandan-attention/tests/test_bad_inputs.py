@@ -3,71 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from attention_bad_inputs import CASES, DENSE, PACKED, VALUES, Case, numbers, tensor, valid
-from torch._subclasses.fake_tensor import FakeTensorMode
+from attention_bad_inputs import CASES, DENSE, PACKED, VALUES, numbers, tensor, valid
 
 import dandan_attention
 from dandan_attention import checks
 from dandan_attention._ops import LIBRARY
+from dandan_ops_core.testing.bad_inputs import (
+    Case,
+    at,
+    check_table,
+    cuda_works,
+    expect,
+    refuse,
+    refuse_on_fakes,
+    refuse_under_compile,
+)
 
 
-def at(place: str) -> list[Any]:
-    return [pytest.param(case, id=f"{case.op}, {case.name}") for case in CASES if place in case.places]
+def label(case: Case) -> str:
+    return f"{case.op}, {case.name}"
 
 
-def memory(arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """A copy of all bytes behind the tensors of a call."""
-    return [
-        torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.detach().untyped_storage()).clone()
-        for t in arguments.values()
-        if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.device.type != "meta"
-    ]
-
-
-def expect(case: Case, device: str, run: Callable[[], Any]) -> None:
-    """`run` raises exactly what the table says."""
-    with pytest.raises(case.error) as raised:
-        run()
-    assert str(raised.value) == case.message(device)
-    assert type(raised.value) is case.error
-
-
-def modes(case: Case) -> Iterator[Any]:
-    """Each way through the Python of the operator: gradients on, off, and in inference mode."""
-    yield torch.enable_grad
-    if not case.grad:
-        yield torch.no_grad
-        yield torch.inference_mode
-
-
-def refuse(case: Case, device: str) -> None:
-    """The call, with lse and without, with the torch backend, and the question about it all raise it, and change
-    nothing.
-    """
-    call = getattr(dandan_attention, case.op)
-    info = getattr(dandan_attention, f"{case.op}_execution_info")
-    for mode in modes(case):
-        arguments = case.make(device)
-        before = memory(arguments)
-        with mode():
-            for run in (call, info):
-                for extra in ({}, {"return_lse": True}, {"backend": "torch"}):
-                    if "backend" not in arguments or "backend" not in extra:
-                        expect(case, device, lambda: run(**arguments, **extra))  # noqa: B023
-        for now, then in zip(memory(arguments), before, strict=True):
-            assert torch.equal(now, then), "memory of an argument was changed"
+def check_refused(case: Case, device: str) -> None:
+    """The call and the question about it, with lse and without, and with the torch backend."""
+    questions = (getattr(dandan_attention, case.op), getattr(dandan_attention, f"{case.op}_execution_info"))
+    refuse(case, device, *questions, also=({"return_lse": True}, {"backend": "torch"}))
 
 
 def test_the_table_holds_every_kind() -> None:
-    names = [(case.op, case.name) for case in CASES]
-    assert len(set(names)) == len(names)
-    for place, least in (("cpu", 190), ("meta", 150), ("fake", 130), ("cuda", 170)):
-        assert sum(place in case.places for case in CASES) >= least, place
+    check_table(CASES, {"cpu": 190, "meta": 150, "fake": 130, "cuda": 170})
     assert {case.error.__name__ for case in CASES} == {"TypeError", "ValueError"}
     assert {case.op for case in CASES} == {DENSE, PACKED}
 
@@ -81,25 +48,22 @@ def test_the_arguments_that_the_table_starts_from_are_valid(op: str, backend: st
     assert getattr(dandan_attention, op)(**arguments, backend=backend, out=out) is out
 
 
-@pytest.mark.parametrize("case", at("cpu"))
+@pytest.mark.parametrize("case", at(CASES, "cpu", label))
 def test_on_the_cpu(case: Case) -> None:
-    refuse(case, "cpu")
+    check_refused(case, "cpu")
 
 
-@pytest.mark.parametrize("case", at("meta"))
+@pytest.mark.parametrize("case", at(CASES, "meta", label))
 def test_on_meta_tensors(case: Case) -> None:
-    refuse(case, "meta")
+    check_refused(case, "meta")
 
 
-@pytest.mark.parametrize("case", at("fake"))
+@pytest.mark.parametrize("case", at(CASES, "fake", label))
 def test_on_fake_tensors(case: Case) -> None:
-    """What torch.compile and export see."""
-    for mode in modes(case):
-        with FakeTensorMode(), mode():
-            arguments = case.make("cpu")
-            expect(case, "cpu", lambda: getattr(dandan_attention, case.op)(**arguments))  # noqa: B023
+    refuse_on_fakes(case, getattr(dandan_attention, case.op))
 
 
+# A few of them through the whole of torch.compile.
 COMPILED = [
     case
     for case in CASES
@@ -108,12 +72,9 @@ COMPILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COMPILED, ids=lambda case: f"{case.op}, {case.name}")
+@pytest.mark.parametrize("case", COMPILED, ids=label)
 def test_under_compile(case: Case) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(getattr(dandan_attention, case.op), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=re.escape(case.message("cpu"))), torch.no_grad():
-        compiled(**case.make("cpu"))
+    refuse_under_compile(case, getattr(dandan_attention, case.op))
 
 
 def test_every_case_of_compile_is_in_the_table() -> None:
@@ -121,11 +82,10 @@ def test_every_case_of_compile_is_in_the_table() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", at("cuda"))
+@pytest.mark.parametrize("case", at(CASES, "cuda", label))
 def test_on_cuda(case: Case) -> None:
-    refuse(case, "cuda")
-    torch.cuda.synchronize()
-    assert torch.ones(4, device="cuda").sum().item() == 4
+    check_refused(case, "cuda")
+    cuda_works()
 
 
 @pytest.mark.gpu
@@ -140,7 +100,7 @@ def test_values_on_cuda(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.synchronize()
         monkeypatch.setattr(checks, "DEBUG", True)
         expect(case, "cuda", lambda: call(**arguments))
-    assert torch.ones(4, device="cuda").sum().item() == 4
+    cuda_works()
 
 
 @pytest.mark.gpu
@@ -168,7 +128,7 @@ def test_mixed_devices(op: str, home: str, away: str) -> None:
             place = home if name == "q" else away
             with pytest.raises(ValueError, match=rf"^{op}: \w+ is on {home if place == home else away} but q is on "):
                 getattr(dandan_attention, op)(**mixed)
-    assert torch.ones(4, device="cuda").sum().item() == 4
+    cuda_works()
 
 
 def test_debugging_is_read_from_the_environment() -> None:

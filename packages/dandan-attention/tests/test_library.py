@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from attention_cases import KERNELS, dense, packed, raw
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dandan_attention._ops import LIBRARY
-from dandan_ops_core import PLUGIN_API
 from dandan_ops_core.backend import BackendUnavailableError
 from dandan_ops_core.records import kernel_fingerprint
+from dandan_ops_core.testing import library
 
 pytestmark = pytest.mark.library
 
@@ -24,31 +23,23 @@ CALLS = {
 EVERY_CALL = pytest.mark.parametrize("name", CALLS)
 
 
-def schemas() -> list[str]:
-    return [*LIBRARY.COMMON, *(schema for operator in LIBRARY.operators.values() for schema in operator.schemas())]
+EVERY_SCHEMA = pytest.mark.parametrize("schema", library.schemas(LIBRARY), ids=library.name_of)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_schema_is_the_one_that_python_defines_without_the_library(schema: str) -> None:
-    assert str(LIBRARY.op(schema.split("(")[0])._schema) == f"dandan_attention::{schema}"
+    library.check_schema(LIBRARY, schema)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_the_compiled_kernel_is_registered(schema: str) -> None:
-    """Not only its schema: a library that registers nothing for CUDA would pass every CPU test."""
-    name = schema.split("(")[0]
+    name = library.name_of(schema)
     launches = name in LIBRARY.operators or (name.endswith("_out") and name.removesuffix("_out") in LIBRARY.operators)
-    key = "CUDA" if launches else "CompositeExplicitAutograd"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dandan_attention::{name}", key)
+    library.check_registered(LIBRARY, name, launches=launches)
 
 
 def test_description() -> None:
-    described, info = LIBRARY.describe(), LIBRARY.library.build_info
-    assert described["plugin_api"] == info["plugin_api"] == PLUGIN_API
-    assert described["backends"] == ["auto", "torch", "cuda", *KERNELS]
-    assert described["sass"].split(",") == [name.replace(".", "") for name in info["architectures"]]
-    assert [each for each in described["ptx"].split(",") if each] == [name.replace(".", "") for name in info["ptx"]]
-    assert set(info["fingerprints"]) == {path.stem for path in CSRC.glob("*.cu")}
+    library.check_description(LIBRARY, CSRC)
 
 
 def test_every_kernel_has_a_fingerprint() -> None:
@@ -63,21 +54,14 @@ def test_every_kernel_has_a_fingerprint() -> None:
 @pytest.mark.parametrize("arch", [90, 80, 120])
 def test_routes_without_a_gpu(name: str, kernel: str, arch: int) -> None:
     """sm80_mma runs anywhere from 8.0; sm90a_wgmma on 9.0 alone, and elsewhere says what can run."""
-    call = CALLS[name]
     built = LIBRARY.library.build_info["architectures"]
-    try:
-        found = LIBRARY.info(name, raw(call)[:-1], (None,), kernel, arch=arch)
-    except BackendUnavailableError as error:
-        refusal = str(error)
-    else:
-        assert kernel != "sm90a_wgmma" or arch == 90
-        assert (found["backend"], found["kernel"], found["copies"]) == ("cuda", kernel, [])
-        return
+    found = library.answer_or_refusal(LIBRARY, name, raw(CALLS[name])[:-1], kernel, arch)
     runs = kernel == "sm80_mma" or arch == 90
-    assert not runs or not any(each.startswith(f"{arch / 10:.1f}") for each in built), refusal
-    assert refusal.startswith(f"{name}: ")
-    assert kernel in refusal
-    assert "can" in refusal
+    if isinstance(found, str):
+        assert not runs or not any(each.startswith(f"{arch / 10:.1f}") for each in built), found
+    else:
+        assert runs
+        assert found["copies"] == []
 
 
 @pytest.mark.parametrize("head_dim", [40, 80, 96, 192, 512])
@@ -97,7 +81,6 @@ def test_fakes_have_the_strides_of_the_real_results(name: str) -> None:
     for form in ("", "_lse"):
         op = LIBRARY.op(name + form)
         real = op(*raw(call))
-        with FakeTensorMode() as mode:
-            fake = op(*(mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in raw(call)))
+        fake = library.fake_result(op, raw(call))
         for mine, theirs in zip(*(each if form else (each,) for each in (real, fake)), strict=True):
             assert (mine.shape, mine.stride(), mine.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)

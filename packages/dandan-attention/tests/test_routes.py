@@ -5,7 +5,6 @@ what is copied, and why not another. Every reason of csrc/routes.h is met.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,23 @@ import torch
 from attention_cases import KERNELS, int32
 
 from dandan_attention._ops import LIBRARY
-from dandan_ops_core import loader
 from dandan_ops_core.backend import BackendUnavailableError
+from dandan_ops_core.testing import routes
+from dandan_ops_core.testing.library import check_loaded_if_built, refusal
+from dandan_ops_core.testing.routes import ARCHITECTURES, H200, cannot, sheet
 
 ROUTES = (Path(__file__).resolve().parents[1] / "csrc" / "routes.h").read_text(encoding="utf-8")
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-H200 = 90
 HEAD_DIMS = (64, 128, 256)
 LENGTHS = (1, 7, 64, 65, 512, 1024, 1025, 2047, 2048, 4096, 16384)
 MASKS: tuple[dict[str, Any], ...] = ({"causal": True}, {"window_size": 100}, {"softcap": 30.0})
 
+code_for = functools.partial(routes.code_for, LIBRARY)
+home = functools.partial(routes.home, LIBRARY)
+built = functools.partial(routes.built, LIBRARY)
+
 
 def test_a_library_that_was_built_is_loaded() -> None:
-    """Otherwise all that follows would be skipped, and nobody would see that a wheel is broken."""
-    library = loader.load("dandan_attention")
-    assert library.loaded or library.build_info.get("library") is None, library.reason
-
-
-def sheet(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """A contiguous tensor of any size that takes no memory; its address counts as aligned."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+    check_loaded_if_built("dandan_attention")
 
 
 def ask(
@@ -96,30 +92,9 @@ def configs(kernel: str, head_dim: int) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in table if each["head_dim"] == head_dim}
 
 
-def code_for(arch: int) -> int:
-    """The architecture of the code that a device would run, said once more: machine code first, then PTX."""
-    described = LIBRARY.describe()
-    machine = [name for name in described["sass"].split(",") if name]
-    portable = [int(name.rstrip("af")) for name in described["ptx"].split(",") if name]
-    exact = [int(name[:-1]) for name in machine if name[-1] in "af" and int(name[:-1]) == arch]
-    same_major = [int(n) for n in machine if n[-1] not in "af" and int(n) // 10 == arch // 10 and int(n) <= arch]
-    return max([*exact, *same_major], default=0) or max([n for n in portable if n <= arch], default=0)
-
-
-@functools.cache
-def home() -> int:
-    """The architecture that is asked about where it does not matter: an H200's, if the library has code for it."""
-    return next(arch for arch in (H200, *ARCHITECTURES) if code_for(arch))
-
-
-def built(name: str) -> bool:
-    return name in LIBRARY.describe()["sass"].split(",")
-
-
 @pytest.fixture
 def needs_90a() -> None:
-    if not built("90a"):
-        pytest.skip("the library was built without code for sm_90a")
+    routes.require_code(LIBRARY, "90a")
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -127,15 +102,10 @@ def needs_90a() -> None:
 
 @pytest.mark.library
 def test_tables_of_configurations() -> None:
-    described = LIBRARY.describe()["configs"]
-    assert list(described) == list(KERNELS)
-    for kernel in KERNELS:
-        assert {each["head_dim"] for each in described[kernel]} == set(HEAD_DIMS)
-        for head_dim in HEAD_DIMS:
-            names = [each["name"] for each in described[kernel] if each["head_dim"] == head_dim]
-            assert len(set(names)) == len(names), "a route table names them"
-        for each in described[kernel]:
-            assert re.fullmatch(r"[A-Za-z0-9_+-]+", each["name"]), "a route table separates by dots"
+    routes.check_configurations(LIBRARY, KERNELS, alike="head_dim")
+    for table in LIBRARY.describe()["configs"].values():
+        assert {each["head_dim"] for each in table} == set(HEAD_DIMS)
+        for each in table:
             assert each["name"].startswith(f"{each['tile_m']}x{each['tile_n']}")
 
 
@@ -168,8 +138,8 @@ def test_the_measured_choice_of_sm90a_wgmma() -> None:
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_the_batch_changes_no_configuration(kernel: str, head_dim: int) -> None:
     """Neither do heads nor the dtype: a row's bits do not depend on what is computed beside it."""
-    if kernel == "sm90a_wgmma" and not built("90a"):
-        pytest.skip("the library was built without code for sm_90a")
+    if kernel == "sm90a_wgmma":
+        routes.require_code(LIBRARY, "90a")
     for options in ({}, *MASKS):
         for length in LENGTHS:
             names = {
@@ -210,8 +180,8 @@ def test_every_candidate_can_be_named_and_every_configuration_is_one(
     kernel: str, profile: Callable[[str], None]
 ) -> None:
     """Over calls with and without masks; a route table's row with its name is followed."""
-    if kernel == "sm90a_wgmma" and not built("90a"):
-        pytest.skip("the library was built without code for sm_90a")
+    if kernel == "sm90a_wgmma":
+        routes.require_code(LIBRARY, "90a")
     for head_dim in HEAD_DIMS:
         seen = set()
         for causal in (False, True):
@@ -260,12 +230,9 @@ def test_auto_takes_torch_where_nothing_was_measured(arch: int) -> None:
     for backend in ("cuda", "sm80_mma"):
         named = dense(300, 128, causal=True, arch=arch, backend=backend)
         assert (named["kernel"], named["fallback_reason"]) == ("sm80_mma", None)
-    with pytest.raises(BackendUnavailableError) as raised:
-        dense(300, 128, causal=True, arch=arch, backend="sm90a_wgmma")
-    assert str(raised.value) == (
-        'flash_attention: backend "sm90a_wgmma" cannot run: wgmma needs a device of sm_90 and a build with code for '
-        'sm_90a; "auto" and "torch" can, and so can "sm80_mma"'
-    )
+    why = "wgmma needs a device of sm_90 and a build with code for sm_90a"
+    found = refusal(dense, 300, 128, causal=True, arch=arch, backend="sm90a_wgmma")
+    assert found == cannot("flash_attention", "sm90a_wgmma", why, "sm80_mma")
 
 
 @pytest.mark.library
@@ -417,14 +384,8 @@ def row(seqlen: int, head_dim: int, causal: bool, *, batch: int = 2, heads: tupl
 def profile() -> Iterator[Callable[[str], None]]:
     """profile("flash_attention;float16;...;sm80_mma\\n") hands rows to the library; they are taken back."""
 
-    def put(text: str) -> None:
-        raw = (
-            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        )
-        torch.ops.dandan_attention.set_profile(raw)
-
-    yield put
-    put("")
+    with routes.profile_rows(LIBRARY) as put:
+        yield put
 
 
 def shown(**changes: Any) -> tuple[str, bool]:
@@ -516,54 +477,34 @@ GOOD = row(512, 128, True)
 )
 def test_bad_profile_text(line: str, profile: Callable[[str], None]) -> None:
     """Refused by name, and the rows from before stay. 64x32w4s4 is of another head_dim."""
-    profile(f"{GOOD};torch")
-    with pytest.raises(RuntimeError) as raised:
-        profile(f"{GOOD};torch\n{line}\n")
-    first = str(raised.value).split("\n")[0]
-    assert first == (
-        f'ValueError: profile row "{line}" is not flash_attention or flash_attention_varlen;dtype;'
+    form = (
+        "flash_attention or flash_attention_varlen;dtype;"
         "batch=B,causal=0 or 1,head_dim=D,num_heads_kv=N,num_heads_q=N,seqlen_k=S,seqlen_q=S;"
         "kernel or kernel.configuration"
     )
+    routes.check_row_refused(profile, f"{GOOD};torch", line, form)
     assert shown() == ("torch", True)
 
 
 @pytest.mark.library
 def test_dependent_launch_is_a_switch_with_a_memory() -> None:
-    switch = torch.ops.dandan_attention.set_dependent_launch
-    before = switch(0)
-    try:
-        assert switch(1) == 0
-        assert switch(5) == 1  # anything but 0 is on
-        assert switch(0) == 1
-    finally:
-        switch(before)
+    routes.check_dependent_launch(LIBRARY)
 
 
 # --------------------------------------------------------------------------------------------------- every row is hit
 
 
-def function_text(name: str) -> str:
-    """The body of one function of routes.h."""
-    start = re.search(rf"^inline [\w:* ]+ {name}\(", ROUTES, re.MULTILINE)
-    assert start is not None, name
-    return ROUTES[start.start() : ROUTES.index("\n}\n", start.start())]
-
-
 def reasons() -> set[str]:
     """Every sentence with which routes.h explains a choice."""
-    texts = set()
-    for name in ("obstacle", "kernel_reason", "select"):
-        for line in function_text(name).splitlines():
-            texts |= {text for text in re.findall(r'"((?:[^"\\]|\\.)+)"', line) if text.count(" ") > 1}
-    return {text.replace('\\"', '"').strip(" ,") for text in texts}
+    texts = routes.sentences(ROUTES, "obstacle", "kernel_reason", "select", words=3)
+    return {text.strip(" ,") for text in texts}
 
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
 def test_every_reason_is_met(profile: Callable[[str], None]) -> None:
     profile(f"{row(512, 64, True)};sm80_mma")
-    seen = set()
+    seen: set[str | None] = set()
     calls: list[Callable[..., dict[str, Any]]] = [
         lambda **choice: dense(512, 64, causal=True, **choice),
         lambda **choice: dense(512, 128, **choice),
@@ -575,15 +516,10 @@ def test_every_reason_is_met(profile: Callable[[str], None]) -> None:
     for call in calls:
         for arch in ARCHITECTURES:
             for backend in ("auto", "torch", "cuda", *KERNELS):
-                try:
-                    answer = call(backend=backend, arch=arch)
-                except BackendUnavailableError as error:
-                    seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
-                else:
-                    seen |= {answer["reason"], answer["fallback_reason"] or "taken"}
+                seen |= routes.explanations(call, backend=backend, arch=arch)
     wanted = reasons()
     assert len(wanted) >= 12, wanted
-    text = "\n".join(sorted(seen))
+    text = "\n".join(sorted(filter(None, seen)))
     missing = {each for each in wanted if each not in text}
     # No build has code below sm_80: the floor is there for a list of architectures that somebody writes by hand.
     missing.discard("it needs sm_80 or later")
@@ -600,11 +536,9 @@ def test_every_reason_is_met(profile: Callable[[str], None]) -> None:
             "the fastest that can run here: mma.sync",
         }
     assert not missing
-    assert "taken" in seen
+    assert None in seen
 
 
 @pytest.mark.library
 def test_names_of_kernels_are_those_of_python() -> None:
-    kernels = re.search(r"kBackendNames\[\] = \{(.*?)\}", ROUTES)
-    assert kernels is not None
-    assert re.findall(r'"(\w+)"', kernels.group(1)) == list(LIBRARY.codes)
+    assert routes.names_in(ROUTES, "kBackendNames") == list(LIBRARY.codes)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dandan_ops_core import testing as dt
+from dandan_ops_core.testing import guards
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 FLOAT_DTYPES = [*HALF_DTYPES, torch.float32]
@@ -147,7 +148,7 @@ def test_guarded_tensor_is_placed_where_it_was_asked_for(dtype: torch.dtype, off
     assert guarded.tensor.shape == (3, 5)
     assert guarded.tensor.is_contiguous()
     assert guarded.tensor.dtype == dtype
-    assert guarded.tensor.data_ptr() % dt.ALIGNMENT == offset * dtype.itemsize
+    assert guarded.tensor.data_ptr() % guards.ALIGNMENT == offset * dtype.itemsize
     guarded.tensor.fill_(1)
     guarded.check()
 
@@ -171,7 +172,7 @@ def test_unwritten_element_is_found(dtype: torch.dtype) -> None:
 
 
 def test_unwritten_element_is_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dt, "CHECK_CHUNK", 4)
+    monkeypatch.setattr(guards, "CHECK_CHUNK", 4)
     guarded = dt.guarded_empty((3, 5), torch.float32)
     guarded.tensor.fill_(0)
     guarded.tensor[2, 3] = dt.guarded_empty((1,), torch.float32).tensor[0]

@@ -7,63 +7,29 @@ A case is made for a device, so that one table serves the CPU, meta and fake ten
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dandan_gemm._ops import KERNELS, LIBRARY
 from dandan_ops_core.backend import BackendUnavailableError
-
-# Where a case is refused, and by whom.
-EVERYWHERE = frozenset({"cpu", "meta", "fake", "library", "cuda"})
-# The compiled library's schema takes no such argument, so its own checks never see it.
-PYTHON = EVERYWHERE - {"library"}
-# Rules about memory: tensors without memory cannot break them.
-MEMORY = frozenset({"cpu", "library", "cuda"})
-# What the selection says, which runs for CUDA tensors alone.
-SELECTION = frozenset({"library", "cuda"})
-# One tensor without a device of its own kind.
-DEVICES = frozenset({"cpu", "meta", "library", "cuda"})
-REAL = frozenset({"cpu", "cuda"})
+from dandan_ops_core.testing.bad_inputs import (
+    DEVICES,
+    DTYPES,
+    EVERYWHERE,
+    MEMORY,
+    NEEDED,
+    PYTHON,
+    REAL,
+    SELECTION,
+    Case,
+    Make,
+    changed,
+    dtype_of,
+    tensor,
+)
 
 M, N, K = 4, 24, 64
-
-Make = Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One refused call. `text` is the whole message, with {device} and {other} for devices."""
-
-    name: str
-    make: Callable[[str], dict[str, Any]]
-    error: type[Exception]
-    text: str
-    places: frozenset[str]
-    grad: bool = False  # only refused while gradients are recorded
-
-    def message(self, device: str) -> str:
-        place = f"{device}:0" if device == "cuda" else device
-        return f"gemm: {self.text}".replace("{device}", place).replace("{other}", other(device))
-
-
-def other(device: str) -> str:
-    """A device that is not `device` and is always there."""
-    return "meta" if device == "cpu" else "cpu"
-
-
-def tensor(*shape: int, dtype: torch.dtype = torch.float16, elsewhere: bool = False) -> Make:
-    """Small whole numbers, the same on every device."""
-
-    def make(device: str) -> torch.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        place = other(device) if elsewhere else device
-        return (torch.arange(count, device=place) % 7).reshape(shape).to(dtype)
-
-    return make
 
 
 def valid(
@@ -94,35 +60,7 @@ def refused(
     **changes: Any,
 ) -> None:
     """Adds a case: valid arguments with `changes` (values, or what makes them on a device)."""
-
-    def make(device: str) -> dict[str, Any]:
-        arguments = dict(base(device))
-        for key, change in changes.items():
-            arguments[key] = change(device) if callable(change) else change
-        return arguments
-
-    CASES.append(Case(name, make, error, text, places, grad))
-
-
-NEEDED = "a tensor is needed"
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex32,
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.bool,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
-
-
-def dtype_of(t: torch.dtype) -> str:
-    return str(t).removeprefix("torch.")
+    CASES.append(Case("gemm", name, changed(base, changes), error, text, places, grad))
 
 
 # ------------------------------------------------------------------------------------------------- no strided tensors
@@ -162,7 +100,7 @@ refused("out a pair", TypeError, f"out is tuple; {NEEDED}", PYTHON, out=lambda d
 
 # ------------------------------------------------------------------------------------------------------ dtype and rank
 
-for _dtype in DTYPES:
+for _dtype in (torch.float32, *DTYPES):
     refused(
         f"a {dtype_of(_dtype)}",
         TypeError,

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dandan_gemm._ops import KERNELS, LIBRARY, MEASURING, run_tile
-from dandan_ops_core import PLUGIN_API
-from dandan_ops_core.backend import BackendUnavailableError
-from dandan_ops_core.records import kernel_fingerprint
+from dandan_ops_core.testing import library
 
 pytestmark = pytest.mark.library
 
@@ -20,52 +17,31 @@ A = torch.zeros(8, 4096, dtype=torch.bfloat16)
 B = torch.zeros(1024, 4096, dtype=torch.bfloat16)
 
 
-def schemas() -> list[str]:
-    return [*LIBRARY.COMMON, *LIBRARY.operators["gemm"].schemas(), *MEASURING]
+EVERY_SCHEMA = pytest.mark.parametrize("schema", library.schemas(LIBRARY, MEASURING), ids=library.name_of)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_schema_is_the_one_that_python_defines_without_the_library(schema: str) -> None:
-    assert str(LIBRARY.op(schema.split("(")[0])._schema) == f"dandan_gemm::{schema}"
+    library.check_schema(LIBRARY, schema)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_the_compiled_kernel_is_registered(schema: str) -> None:
-    """Not only its schema: a library that registers nothing for CUDA would pass every CPU test."""
-    name = schema.split("(")[0]
-    key = "CUDA" if name in ("gemm", "gemm_out", "gemm_tile_out") else "CompositeExplicitAutograd"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dandan_gemm::{name}", key)
+    name = library.name_of(schema)
+    library.check_registered(LIBRARY, name, launches=name in ("gemm", "gemm_out", "gemm_tile_out"))
 
 
 def test_description() -> None:
-    described, info = LIBRARY.describe(), LIBRARY.library.build_info
-    assert described["plugin_api"] == info["plugin_api"] == PLUGIN_API
-    assert described["backends"] == ["auto", "torch", "cuda", *KERNELS]
-    assert described["sass"].split(",") == [name.replace(".", "") for name in info["architectures"]]
-    assert [each for each in described["ptx"].split(",") if each] == [name.replace(".", "") for name in info["ptx"]]
-    assert set(info["fingerprints"]) == {path.stem for path in CSRC.glob("*.cu")}
+    library.check_description(LIBRARY, CSRC)
 
 
 def test_every_kernel_is_a_file_and_back() -> None:
-    assert {path.stem for path in CSRC.glob("*.cu")} == {f"{kernel}_gemm" for kernel in KERNELS}
-    fingerprints = LIBRARY.library.build_info["fingerprints"]
-    for kernel in KERNELS:
-        assert kernel_fingerprint(fingerprints, kernel) == fingerprints[f"{kernel}_gemm"]
+    library.check_kernel_files(LIBRARY, CSRC, suffix="_gemm")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_routes_without_a_gpu(kernel: str) -> None:
-    """Asked for an H200, each kernel either takes the call under its own name or says that it cannot and what can."""
-    try:
-        found = LIBRARY.info("gemm", (A, B, None, True, False), (None,), kernel, arch=90)
-    except BackendUnavailableError as error:
-        refusal = str(error)
-    else:
-        assert (found["backend"], found["kernel"]) == ("cuda", kernel)
-        assert found["config"] in {each["name"] for each in LIBRARY.describe()["configs"][kernel]}
-        return
-    assert kernel in refusal
-    assert "can" in refusal
+    library.check_route(LIBRARY, "gemm", (A, B, None, True, False), kernel)
 
 
 def test_a_tile_cannot_be_run_on_the_cpu() -> None:
@@ -80,10 +56,8 @@ def test_a_tile_cannot_be_run_on_the_cpu() -> None:
 def test_fake_has_the_strides_of_the_real_result(shape: tuple[int, ...], transposed: bool) -> None:
     a = torch.ones(shape).half()
     b = torch.ones((24, shape[-1]) if transposed else (shape[-1], 24)).half()
-    op = LIBRARY.op("gemm")
-    real = op(a, b, None, transposed, False, 0)
-    with FakeTensorMode() as mode:
-        fake = op(mode.from_tensor(a), mode.from_tensor(b), None, transposed, False, 0)
+    arguments = (a, b, None, transposed, False, 0)
+    real, fake = LIBRARY.op("gemm")(*arguments), library.fake_result(LIBRARY.op("gemm"), arguments)
     assert real.shape == fake.shape == (*shape[:-1], 24)
     assert real.stride() == fake.stride() == torch.empty(real.shape).stride()
 

@@ -9,9 +9,8 @@ csrc/routes.h is met.
 from __future__ import annotations
 
 import functools
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +20,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dandan_gemm._ops import KERNELS, LIBRARY, candidates
-from dandan_ops_core import loader
 from dandan_ops_core.backend import BackendUnavailableError
+from dandan_ops_core.testing import routes
+from dandan_ops_core.testing.library import check_loaded_if_built, refusal
+from dandan_ops_core.testing.routes import ARCHITECTURES, H200, sheet
 
-CSRC = Path(__file__).resolve().parents[1] / "csrc"
-ROUTES = (CSRC / "routes.h").read_text(encoding="utf-8")
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-H200 = 90
+ROUTES = (Path(__file__).resolve().parents[1] / "csrc/routes.h").read_text(encoding="utf-8")
 ROWS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 128, 256, 1024, 4096)
 LAYERS = ((4096, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (51200, 5120), (151936, 1024))  # (n, k)
 AWKWARD = ((1, 8), (8, 1), (7, 4095), (4095, 7), (130, 72), (3, 100000))
 
+cannot = functools.partial(routes.cannot, "gemm")
+code_for = functools.partial(routes.code_for, LIBRARY)
+home = functools.partial(routes.home, LIBRARY)
+built = functools.partial(routes.built, LIBRARY)
+
 
 def test_a_library_that_was_built_is_loaded() -> None:
-    """Otherwise all that follows would be skipped, and nobody would see that a wheel is broken."""
-    library = loader.load("dandan_gemm")
-    assert library.loaded or library.build_info.get("library") is None, library.reason
-
-
-def sheet(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """A contiguous tensor of any size that takes no memory; its address counts as aligned."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+    check_loaded_if_built("dandan_gemm")
 
 
 def operands(m: int, n: int, k: int, *, transposed: bool = True, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
     b = sheet(*((n, k) if transposed else (k, n)), dtype=dtype)
     return {"a": sheet(m, k, dtype=dtype), "b": b, "weight_transposed": transposed}
-
-
-def code_for(arch: int) -> int:
-    """The architecture of the code that a device would run, said once more: machine code first, then PTX."""
-    described = LIBRARY.describe()
-    machine = [name for name in described["sass"].split(",") if name]
-    portable = [int(name.rstrip("af")) for name in described["ptx"].split(",") if name]
-    exact = [int(name[:-1]) for name in machine if name[-1] in "af" and int(name[:-1]) == arch]
-    same_major = [int(n) for n in machine if n[-1] not in "af" and int(n) // 10 == arch // 10 and int(n) <= arch]
-    return max([*exact, *same_major], default=0) or max([n for n in portable if n <= arch], default=0)
-
-
-@functools.cache
-def home() -> int:
-    """The architecture that is asked about where it does not matter: an H200's, if the library has code for it."""
-    return next(arch for arch in (H200, *ARCHITECTURES) if code_for(arch))
 
 
 def ask(
@@ -84,14 +64,9 @@ def configs() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def built(name: str) -> bool:
-    return name in LIBRARY.describe()["sass"].split(",")
-
-
 @pytest.fixture
 def needs_90a() -> None:
-    if not built("90a"):
-        pytest.skip("the library was built without code for sm_90a")
+    routes.require_code(LIBRARY, "90a")
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -99,13 +74,9 @@ def needs_90a() -> None:
 
 @pytest.mark.library
 def test_tables_of_configurations() -> None:
-    assert list(configs()) == list(KERNELS)
-    for kernel, table in configs().items():
-        names = [each["name"] for each in table]
-        assert names, kernel
-        assert len(set(names)) == len(names), kernel
+    routes.check_configurations(LIBRARY, KERNELS)
+    for table in configs().values():
         for each in table:
-            assert re.fullmatch(r"[A-Za-z0-9_+-]+", each["name"]), "a route table separates by dots"
             assert each["tile_m"] % 8 == 0
             assert each["tile_n"] % 8 == 0
             assert each["tile_k"] % 16 == 0
@@ -389,12 +360,7 @@ def test_architecture(arch: int) -> None:
     auto = ask(**call, arch=arch)
     assert ask(**call, backend="torch", arch=arch)["reason"] == "asked for"
     if code == 0:
-        why = "this build has no code for the device's architecture"
-        assert (auto["kernel"], auto["fallback_reason"]) == ("torch", why)
-        for backend in ("cuda", *KERNELS):
-            with pytest.raises(BackendUnavailableError) as raised:
-                ask(**call, backend=backend, arch=arch)
-            assert str(raised.value) == f'gemm: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+        routes.check_without_code(lambda backend: ask(**call, backend=backend, arch=arch), "gemm", ("cuda", *KERNELS))
         return
     own = ask(**call, backend="cuda", arch=arch)
     assert own["kernel"] in KERNELS
@@ -408,41 +374,30 @@ def test_architecture(arch: int) -> None:
         if kernel in runs:
             assert ask(**call, backend=kernel, arch=arch)["kernel"] == kernel
         else:
-            with pytest.raises(BackendUnavailableError) as raised:
-                ask(**call, backend=kernel, arch=arch)
             why = {
                 "sm90_tma_mma": "TMA needs sm_90 or later",
                 "sm90a_wgmma": "wgmma needs a device of sm_90 and a build with code for sm_90a",
             }[kernel]
-            assert str(raised.value) == (
-                f'gemm: backend "{kernel}" cannot run: {why}; "auto" and "torch" can, and so can "{own["kernel"]}"'
-            )
+            assert refusal(ask, **call, backend=kernel, arch=arch) == cannot(kernel, why, own["kernel"])
 
 
 @pytest.mark.library
 def test_the_answer_is_json_with_these_keys() -> None:
     raw = LIBRARY.op("gemm_info")(half(2, 8), half(4, 8), None, True, False, 0, None, H200)
-    assert raw.dtype == torch.uint8
     wanted = {"backend", "kernel", "reason", "fallback_reason", "profile", "copies", "config", "split", "us"}
     wanted |= {"workspace", "m", "n", "k", "weight_transposed"}
-    assert wanted <= set(json.loads(bytes(raw.tolist())))
+    assert wanted <= routes.keys_of(raw)
 
 
 # ------------------------------------------------------------------------------------------------------------- profiles
 
 
 @pytest.fixture
-def profile() -> Iterator[Any]:
+def profile() -> Iterator[Callable[[str], None]]:
     """profile("gemm;float16;k=64,m=4,n=24;sm80_mma\\n") hands rows to the library; they are taken back."""
 
-    def put(text: str) -> None:
-        raw = (
-            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        )
-        torch.ops.dandan_gemm.set_profile(raw)
-
-    yield put
-    put("")
+    with routes.profile_rows(LIBRARY) as put:
+        yield put
 
 
 def shown(m: int = M, n: int = N, k: int = K, **keywords: Any) -> tuple[str, bool]:
@@ -454,7 +409,7 @@ def shown(m: int = M, n: int = N, k: int = K, **keywords: Any) -> tuple[str, boo
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
+def test_a_profile_row_decides_its_own_shape_alone(profile: Callable[[str], None]) -> None:
     usual, _ = shown()
     other = next(kernel for kernel in KERNELS if kernel != usual)
     profile(f"gemm;float16;k=64,m=4,n=24;{other}\ngemm;bfloat16;k=64,m=4,n=24,weight_transposed=0;torch")
@@ -472,7 +427,7 @@ def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_static_weight_changes_no_route(profile: Any) -> None:
+def test_a_static_weight_changes_no_route(profile: Callable[[str], None]) -> None:
     """The caller's word on who wrote b decides when it is read, not the bits of the result."""
     assert shown(static_weight=True) == shown()
     profile("gemm;float16;k=64,m=4,n=24;torch")
@@ -481,7 +436,7 @@ def test_a_static_weight_changes_no_route(profile: Any) -> None:
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_profile_row_is_of_the_layout_in_memory(profile: Any) -> None:
+def test_a_profile_row_is_of_the_layout_in_memory(profile: Callable[[str], None]) -> None:
     """Whatever the caller calls it."""
     profile("gemm;float16;k=64,m=4,n=24,weight_transposed=1;sm80_mma")
     assert ask(half(M, K), half(N, K))["profile"] is True
@@ -493,7 +448,7 @@ def test_a_profile_row_is_of_the_layout_in_memory(profile: Any) -> None:
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Any) -> None:
+def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Callable[[str], None]) -> None:
     call = operands(4, 4096, 4096)
     every = [each for each in candidates(**call, arch=H200)["candidates"] if each["kernel"] == kernel]
     for each in every:
@@ -506,7 +461,7 @@ def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile:
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
+def test_a_profile_row_that_cannot_run_is_passed_over(profile: Callable[[str], None]) -> None:
     usual = shown(k=63)
     assert usual[1] is False
     profile("gemm;float16;k=63,m=4,n=24;sm90a_wgmma\ngemm;float16;k=64,m=4,n=24;sm90a_wgmma\n")
@@ -559,65 +514,31 @@ def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
         " gemm;float16;k=64,m=4,n=24;sm80_mma",
     ],
 )
-def test_bad_profile_text(line: str, profile: Any) -> None:
+def test_bad_profile_text(line: str, profile: Callable[[str], None]) -> None:
     """Refused by name, and the rows from before stay."""
     good = "gemm;float16;k=64,m=4,n=24;torch"
-    profile(good)
-    with pytest.raises(RuntimeError) as raised:
-        profile(f"{good}\n{line}\n")
-    first = str(raised.value).split("\n")[0]
-    assert first == (
-        f'ValueError: profile row "{line}" is not gemm;dtype;k=K,m=M,n=N or that with ,weight_transposed=0 or 1;'
-        "kernel or kernel.configuration.slices"
-    )
+    form = "gemm;dtype;k=K,m=M,n=N or that with ,weight_transposed=0 or 1;kernel or kernel.configuration.slices"
+    routes.check_row_refused(profile, good, line, form)
     assert shown() == ("torch", True)
 
 
 @pytest.mark.library
-@pytest.mark.parametrize(
-    "raw",
-    [torch.zeros(4), torch.zeros(2, 2, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)[::2]],
-    ids=["float32", "2-d", "strided"],
-)
-def test_a_profile_is_contiguous_bytes(raw: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="^TypeError: a contiguous 1-d uint8 tensor on the CPU is needed"):
-        torch.ops.dandan_gemm.set_profile(raw)
+@pytest.mark.parametrize("kind", routes.NO_ROWS)
+def test_a_profile_is_contiguous_bytes(kind: str) -> None:
+    routes.check_not_rows(LIBRARY, routes.NO_ROWS[kind])
 
 
 @pytest.mark.library
 def test_dependent_launch_is_a_switch_with_a_memory() -> None:
-    switch = torch.ops.dandan_gemm.set_dependent_launch
-    before = switch(0)
-    try:
-        assert switch(1) == 0
-        assert switch(5) == 1  # anything but 0 is on
-        assert switch(0) == 1
-    finally:
-        switch(before)
+    routes.check_dependent_launch(LIBRARY)
 
 
 # --------------------------------------------------------------------------------------------------- every row is hit
 
 
-def function_text(name: str) -> str:
-    """The body of one function of routes.h."""
-    start = re.search(rf"^inline [\w:* ]+ {name}\(", ROUTES, re.MULTILINE)
-    assert start is not None, name
-    return ROUTES[start.start() : ROUTES.index("\n}\n", start.start())]
-
-
-def reasons() -> set[str]:
-    """Every sentence with which routes.h explains a choice."""
-    texts = set()
-    for name in ("obstacle", "kernel_reason", "select"):
-        for line in function_text(name).splitlines():
-            texts |= {text for text in re.findall(r'"((?:[^"\\]|\\.)+)"', line) if " " in text}
-    return {text.replace('\\"', '"') for text in texts}
-
-
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_every_reason_is_met(profile: Any) -> None:
+def test_every_reason_is_met(profile: Callable[[str], None]) -> None:
     profile("gemm;float16;k=64,m=4,n=24;sm80_mma")
     seen: set[str | None] = set()
     calls: list[dict[str, Any]] = [operands(M, N, K)]
@@ -627,21 +548,11 @@ def test_every_reason_is_met(profile: Any) -> None:
     calls += [{"a": half(4, 63), "b": half(24, 63)}, {"a": half(4, 64), "b": half(24, 68)[:, :64]}]
     for call in calls:
         for backend in ("auto", "cuda", "torch", *KERNELS):
-            try:
-                answer = ask(**call, backend=backend)
-            except BackendUnavailableError as error:
-                seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
-            else:
-                seen |= {answer["reason"], answer["fallback_reason"]}
+            seen |= routes.explanations(ask, **call, backend=backend)
     for arch in ARCHITECTURES:
         for backend in ("auto", *KERNELS):
-            try:
-                answer = ask(**operands(8, 4096, 4096), backend=backend, arch=arch)
-            except BackendUnavailableError as error:
-                seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
-            else:
-                seen |= {answer["reason"], answer["fallback_reason"]}
-    wanted = reasons()
+            seen |= routes.explanations(ask, **operands(8, 4096, 4096), backend=backend, arch=arch)
+    wanted = routes.sentences(ROUTES, "obstacle", "kernel_reason", "select")
     assert len(wanted) >= 16
     missing = wanted - seen
     # No build has code below sm_80: the floor is there for a list of architectures that somebody writes by hand.
@@ -662,6 +573,4 @@ def test_every_reason_is_met(profile: Any) -> None:
 
 @pytest.mark.library
 def test_names_of_kernels_are_those_of_python() -> None:
-    kernels = re.search(r"kBackendNames\[\] = \{(.*?)\}", ROUTES)
-    assert kernels is not None
-    assert re.findall(r'"(\w+)"', kernels.group(1)) == list(LIBRARY.codes)
+    assert routes.names_in(ROUTES, "kBackendNames") == list(LIBRARY.codes)

@@ -7,65 +7,32 @@ A case is made for a device, so that one table serves the CPU, meta and fake ten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dandan_norm._ops import LIBRARY
 from dandan_ops_core.backend import BackendUnavailableError
-
-# Where a case is refused, and by whom.
-EVERYWHERE = frozenset({"cpu", "meta", "fake", "library", "cuda"})
-# The compiled library's schema takes no such argument, so its own checks never see it.
-PYTHON = EVERYWHERE - {"library"}
-# Rules about memory: tensors without memory cannot break them.
-MEMORY = frozenset({"cpu", "library", "cuda"})
-# What the selection says, which runs for CUDA tensors alone.
-SELECTION = frozenset({"library", "cuda"})
-# One tensor without a device of its own kind.
-DEVICES = frozenset({"cpu", "meta", "library", "cuda"})
-REAL = frozenset({"cpu", "cuda"})
+from dandan_ops_core.testing.bad_inputs import (
+    DEVICES,
+    DTYPES,
+    EVERYWHERE,
+    MEMORY,
+    NEEDED,
+    PYTHON,
+    REAL,
+    SELECTION,
+    Case,
+    Make,
+    changed,
+    dtype_of,
+    tensor,
+)
 
 OPS = ("rms_norm", "residual_rms_norm", "layer_norm", "softmax", "silu_and_mul", "argmax")
 AFFINE = ("rms_norm", "residual_rms_norm", "layer_norm")
 FIRST = {op: "gate" if op == "silu_and_mul" else "x" for op in OPS}
 SECOND = {"residual_rms_norm": "residual", "silu_and_mul": "up"}
-
-Make = Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One refused call. `text` is the whole message, with {device} and {other} for devices."""
-
-    op: str
-    name: str
-    make: Callable[[str], dict[str, Any]]
-    error: type[Exception]
-    text: str
-    places: frozenset[str]
-    grad: bool = False  # only refused while gradients are recorded
-
-    def message(self, device: str) -> str:
-        place = f"{device}:0" if device == "cuda" else device
-        return f"{self.op}: {self.text}".replace("{device}", place).replace("{other}", other(device))
-
-
-def other(device: str) -> str:
-    """A device that is not `device` and is always there."""
-    return "meta" if device == "cpu" else "cpu"
-
-
-def tensor(*shape: int, dtype: torch.dtype = torch.float16, elsewhere: bool = False) -> Make:
-    def make(device: str) -> torch.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        place = other(device) if elsewhere else device
-        return (torch.arange(count, device=place) % 7).reshape(shape).to(dtype)
-
-    return make
 
 
 def valid(op: str, device: str, shape: tuple[int, ...] = (4, 64), dtype: torch.dtype = torch.float16) -> dict[str, Any]:
@@ -91,42 +58,18 @@ def refused(
     places: frozenset[str] = EVERYWHERE,
     *,
     grad: bool = False,
-    whole: Callable[[str], Mapping[str, Any]] | None = None,
+    whole: Callable[[str], Mapping[str, Any]] = lambda device: {},
     **changes: Any,
 ) -> None:
-    """Adds a case: valid arguments with `changes` (values, or what makes them on a device), or `whole` ones."""
+    """Adds a case: valid arguments with `changes` (values, or what makes them on a device), after those of `whole`."""
 
-    def make(device: str) -> dict[str, Any]:
-        arguments = valid(op, device)
-        if whole is not None:
-            arguments.update(whole(device))
-        for key, change in changes.items():
-            arguments[key] = change(device) if callable(change) else change
-        return arguments
+    def base(device: str) -> dict[str, Any]:
+        return {**valid(op, device), **whole(device)}
 
-    CASES.append(Case(op, name, make, error, text, places, grad))
+    CASES.append(Case(op, name, changed(base, changes), error, text, places, grad))
 
 
-NEEDED = "a tensor is needed"
 FLOATS = "float16, bfloat16 and float32 are supported"
-DTYPES = (
-    torch.float64,
-    torch.complex64,
-    torch.complex32,
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.bool,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
-
-
-def dtype_of(t: torch.dtype) -> str:
-    return str(t).removeprefix("torch.")
-
 
 # ----------------------------------------------------------------------------------- the activation, of every operator
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dandan_norm._ops import KERNELS, LIBRARY
-from dandan_ops_core import PLUGIN_API
-from dandan_ops_core.backend import BackendUnavailableError
+from dandan_ops_core.testing import library
 
 pytestmark = pytest.mark.library
 
@@ -31,56 +29,36 @@ def arguments(name: str, make: Callable[[], torch.Tensor]) -> tuple[object, ...]
     return (*(make() for _ in range(TENSORS[name])), *EXTRA[name])
 
 
-def schemas() -> list[str]:
-    return [*LIBRARY.COMMON, *(schema for operator in LIBRARY.operators.values() for schema in operator.schemas())]
+EVERY_SCHEMA = pytest.mark.parametrize("schema", library.schemas(LIBRARY), ids=library.name_of)
 
 
 def test_every_operator_is_in_these_tables() -> None:
     assert set(EXTRA) == set(LIBRARY.operators)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_schema_is_the_one_that_python_defines_without_the_library(schema: str) -> None:
-    assert str(LIBRARY.op(schema.split("(")[0])._schema) == f"dandan_norm::{schema}"
+    library.check_schema(LIBRARY, schema)
 
 
-@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.split("(")[0])
+@EVERY_SCHEMA
 def test_the_compiled_kernel_is_registered(schema: str) -> None:
-    """Not only its schema: a library that registers nothing for CUDA would pass every CPU test."""
-    name = schema.split("(")[0]
-    compiled_for_cuda = name.removesuffix("_out") in LIBRARY.operators
-    key = "CUDA" if compiled_for_cuda else "CompositeExplicitAutograd"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dandan_norm::{name}", key)
+    name = library.name_of(schema)
+    library.check_registered(LIBRARY, name, launches=name.removesuffix("_out") in LIBRARY.operators)
 
 
 def test_description() -> None:
-    described, info = LIBRARY.describe(), LIBRARY.library.build_info
-    assert described["plugin_api"] == info["plugin_api"] == PLUGIN_API
-    assert described["backends"] == ["auto", "torch", "cuda", *KERNELS]
-    assert described["sass"].split(",") == [name.replace(".", "") for name in info["architectures"]]
-    assert [each for each in described["ptx"].split(",") if each] == [name.replace(".", "") for name in info["ptx"]]
-    assert set(info["fingerprints"]) == {path.stem for path in CSRC.glob("*.cu")}
+    library.check_description(LIBRARY, CSRC)
 
 
 def test_every_kernel_file_is_a_kernel_name_and_back() -> None:
-    assert {path.stem for path in CSRC.glob("*.cu")} == set(KERNELS)
+    library.check_kernel_files(LIBRARY, CSRC)
 
 
 @pytest.mark.parametrize("name", sorted(EXTRA))
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_routes_without_a_gpu(name: str, kernel: str) -> None:
-    """Asked for an H200, each kernel either takes the call under its own name or says that it cannot and what can."""
-    inputs = arguments(name, lambda: torch.zeros(8, 4096, dtype=torch.bfloat16))
-    outputs = (None,) * len(LIBRARY.operators[name].outputs)
-    try:
-        found = LIBRARY.info(name, inputs, outputs, kernel, arch=90)
-    except BackendUnavailableError as error:
-        refusal = str(error)
-    else:
-        assert (found["backend"], found["kernel"]) == ("cuda", kernel)
-        return
-    assert kernel in refusal
-    assert "can" in refusal
+    library.check_route(LIBRARY, name, arguments(name, lambda: torch.zeros(8, 4096, dtype=torch.bfloat16)), kernel)
 
 
 @pytest.mark.parametrize("name", sorted(EXTRA))
@@ -112,9 +90,7 @@ def test_fake_has_the_strides_of_the_table_and_of_the_real_result(name: str, lay
     op = LIBRARY.op(name)
     inputs = arguments(name, make)
     real = op(*inputs, 0)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        faked = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in inputs]
-        fake = op(*faked, 0)
+    fake = library.fake_result(op, (*inputs, 0))
     expected = strides
     if name == "argmax":  # the last dimension is gone: the other strides are divided by its length
         expected = torch.empty(make().shape[:-1]).stride()

@@ -7,9 +7,9 @@ numbers (each one below, at and above it becomes a width) and its reasons (each 
 
 from __future__ import annotations
 
-import json
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dandan_norm._ops import KERNELS, LIBRARY
-from dandan_ops_core import loader
 from dandan_ops_core.backend import BackendUnavailableError
+from dandan_ops_core.testing import routes
+from dandan_ops_core.testing.library import check_loaded_if_built, refusal
+from dandan_ops_core.testing.routes import ARCHITECTURES, H200, cannot
+from dandan_ops_core.testing.routes import sheet as rows
 
 ROUTES = (Path(__file__).resolve().parents[1] / "csrc/routes.h").read_text(encoding="utf-8")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ADDING = ("rms_norm", "residual_rms_norm", "layer_norm", "softmax")  # operators whose bits the lanes decide
 OPS = (*ADDING, "silu_and_mul", "argmax")
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-H200 = 90
 MULTIPROCESSORS = 132  # what the library assumes for a device that is not there
 ROW_BYTES = 65536  # widest row that a block holds in registers
 CLUSTER_BYTES = 1 << 20  # widest row of a cluster
 
+code_for = functools.partial(routes.code_for, LIBRARY)
+
 
 def test_a_library_that_was_built_is_loaded() -> None:
-    """Otherwise all that follows would be skipped, and nobody would see that a wheel is broken."""
-    library = loader.load("dandan_norm")
-    assert library.loaded or library.build_info.get("library") is None, library.reason
+    check_loaded_if_built("dandan_norm")
 
 
 def operands(
@@ -55,11 +56,6 @@ def operands(
 def ask(op: str, inputs: tuple[Any, ...], backend: str = "auto", arch: int = H200, out: Any = None) -> dict[str, Any]:
     count = len(LIBRARY.operators[op].outputs)
     return LIBRARY.info(op, inputs, (None,) * count if out is None else out, backend, arch)
-
-
-def rows(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """A contiguous tensor of any size that takes no memory; its address counts as aligned."""
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def misaligned(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -352,20 +348,6 @@ def test_weights_that_the_fast_kernels_do_not_read(op: str) -> None:
 # -------------------------------------------------------------------------------------------------------- architectures
 
 
-def built() -> tuple[list[str], list[int]]:
-    described = LIBRARY.describe()
-    machine = [name for name in described["sass"].split(",") if name]
-    return machine, [int(name.rstrip("af")) for name in described["ptx"].split(",") if name]
-
-
-def code_for(arch: int) -> int:
-    """The architecture of the code that a device would run, said once more: machine code first, then PTX."""
-    machine, portable = built()
-    exact = [int(name[:-1]) for name in machine if name[-1] in "af" and int(name[:-1]) == arch]
-    same_major = [int(n) for n in machine if n[-1] not in "af" and int(n) // 10 == arch // 10 and int(n) <= arch]
-    return max([*exact, *same_major], default=0) or max([n for n in portable if n <= arch], default=0)
-
-
 @pytest.mark.library
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("op", OPS)
@@ -376,12 +358,7 @@ def test_architecture(op: str, arch: int) -> None:
     auto = ask(op, inputs, "auto", arch)
     assert ask(op, inputs, "torch", arch)["reason"] == "asked for"
     if code == 0:
-        why = "this build has no code for the device's architecture"
-        assert (auto["kernel"], auto["fallback_reason"]) == ("torch", why)
-        for backend in ("cuda", own):
-            with pytest.raises(BackendUnavailableError) as raised:
-                ask(op, inputs, backend, arch)
-            assert str(raised.value) == f'{op}: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+        routes.check_without_code(lambda backend: ask(op, inputs, backend, arch), op, ("cuda", own))
         return
     assert ask(op, inputs, "cuda", arch)["kernel"] == own
     if arch == H200:
@@ -397,17 +374,13 @@ def test_architecture(op: str, arch: int) -> None:
         else:
             can = "sm80_row" if op == "argmax" else "sm80_stream"
             assert ask(op, wide, "cuda", arch)["kernel"] == can
-            with pytest.raises(BackendUnavailableError) as raised:
-                ask(op, wide, "sm90_cluster", arch)
-            assert str(raised.value) == (
-                f'{op}: backend "sm90_cluster" cannot run: clusters need sm_90 or later; '
-                f'"auto" and "torch" can, and so can "{can}"'
-            )
+            why = "clusters need sm_90 or later"
+            assert refusal(ask, op, wide, "sm90_cluster", arch) == cannot(op, "sm90_cluster", why, can)
 
 
 @pytest.mark.library
 def test_the_library_says_what_it_was_built_for() -> None:
-    machine, _ = built()
+    machine, _ = routes.code_targets(LIBRARY)
     assert machine
     assert [code_for(int(name.rstrip("af"))) for name in machine] == [int(name.rstrip("af")) for name in machine]
     assert code_for(75) == 0  # no kernel runs there, and nothing may be built for it
@@ -416,32 +389,24 @@ def test_the_library_says_what_it_was_built_for() -> None:
 @pytest.mark.library
 def test_the_answer_is_json_with_these_keys() -> None:
     raw = LIBRARY.op("softmax_info")(torch.zeros(2, 8), 0, None, H200)
-    assert raw.dtype == torch.uint8
-    answer = json.loads(bytes(raw.tolist()))
     wanted = {"backend", "kernel", "reason", "fallback_reason", "profile", "aligned", "vectors", "threads", "rows"}
-    assert wanted | {"cluster"} <= set(answer)
+    assert wanted | {"cluster"} <= routes.keys_of(raw)
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles
 
 
 @pytest.fixture
-def profile() -> Iterator[Any]:
+def profile() -> Iterator[Callable[[str], None]]:
     """profile("rms_norm;float16;cols=4096;sm80_stream\\n") hands rows to the library; they are taken back."""
 
-    def put(text: str) -> None:
-        raw = (
-            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        )
-        torch.ops.dandan_norm.set_profile(raw)
-
-    yield put
-    put("")
+    with routes.profile_rows(LIBRARY) as put:
+        yield put
 
 
 @pytest.mark.library
 @pytest.mark.parametrize("op", ADDING)
-def test_a_profile_row_decides_its_own_width_alone(op: str, profile: Any) -> None:
+def test_a_profile_row_decides_its_own_width_alone(op: str, profile: Callable[[str], None]) -> None:
     def kernel(cols: int, dtype: torch.dtype = torch.float16, backend: str = "auto") -> tuple[str, bool]:
         answer = ask(op, operands(op, rows(4, cols, dtype=dtype)), backend)
         return answer["kernel"], answer["profile"]
@@ -463,7 +428,7 @@ def test_a_profile_row_decides_its_own_width_alone(op: str, profile: Any) -> Non
 
 
 @pytest.mark.library
-def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
+def test_a_profile_row_that_cannot_run_is_passed_over(profile: Callable[[str], None]) -> None:
     profile("rms_norm;float16;cols=4099;sm80_row\nrms_norm;float16;cols=4096;sm80_row\n")
     answer = ask("rms_norm", operands("rms_norm", rows(4, 4099)))
     assert (answer["kernel"], answer["profile"]) == ("sm80_stream", False)
@@ -497,58 +462,33 @@ def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
         " rms_norm;float16;cols=4096;sm80_row",
     ],
 )
-def test_bad_profile_text(line: str, profile: Any) -> None:
+def test_bad_profile_text(line: str, profile: Callable[[str], None]) -> None:
     """Refused by name, and the rows from before stay."""
     good = "softmax;float16;cols=4096;sm80_stream"
-    profile(good)
-    with pytest.raises(RuntimeError) as raised:
-        profile(f"{good}\n{line}\n")
-    first = str(raised.value).split("\n")[0]
-    assert first == f'ValueError: profile row "{line}" is not op;dtype;cols=N;kernel'
+    routes.check_row_refused(profile, good, line, "op;dtype;cols=N;kernel")
     assert ask("softmax", operands("softmax", rows(4, 4096)))["profile"] is True
 
 
 @pytest.mark.library
-@pytest.mark.parametrize(
-    "raw",
-    [torch.zeros(4), torch.zeros(2, 2, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)[::2]],
-    ids=["float32", "2-d", "strided"],
-)
-def test_a_profile_is_contiguous_bytes(raw: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="^TypeError: a contiguous 1-d uint8 tensor on the CPU is needed"):
-        torch.ops.dandan_norm.set_profile(raw)
+@pytest.mark.parametrize("kind", routes.NO_ROWS)
+def test_a_profile_is_contiguous_bytes(kind: str) -> None:
+    routes.check_not_rows(LIBRARY, routes.NO_ROWS[kind])
 
 
 @pytest.mark.library
 def test_dependent_launch_is_a_switch_with_a_memory() -> None:
-    switch = torch.ops.dandan_norm.set_dependent_launch
-    before = switch(0)
-    try:
-        assert switch(1) == 0
-        assert switch(5) == 1  # anything but 0 is on
-        assert switch(0) == 1
-    finally:
-        switch(before)
+    routes.check_dependent_launch(LIBRARY)
 
 
 # ---------------------------------------------------------------------------------------------------- every row is hit
 
 
-def function_text(name: str) -> str:
-    """The body of one function of routes.h."""
-    start = re.search(rf"^inline [\w:* ]+ {name}\(", ROUTES, re.MULTILINE)
-    assert start is not None, name
-    return ROUTES[start.start() : ROUTES.index("\n}\n", start.start())]
-
-
 def reasons() -> set[str]:
-    """Every sentence with which routes.h explains a choice: one for each of its rows."""
-    texts = set()
-    for name in ("obstacle", "kernel_reason", "select"):
-        for line in function_text(name).splitlines():
-            if "return" in line or "route.reason" in line or "route.fallback" in line or "? kernel_reason" in line:
-                texts |= set(re.findall(r'"((?:[^"\\]|\\.)+)"', line))
-    return {text.replace('\\"', '"') for text in texts}
+    """Every sentence with which routes.h explains a choice: one for each of its rows. What a refusal has around it
+    begins with a mark.
+    """
+    texts = routes.sentences(ROUTES, "obstacle", "kernel_reason", "select")
+    return {text for text in texts if text[0].isalpha()}
 
 
 def calls() -> Iterator[tuple[str, tuple[Any, ...], str, int]]:
@@ -568,19 +508,14 @@ def calls() -> Iterator[tuple[str, tuple[Any, ...], str, int]]:
 
 
 @pytest.mark.library
-def test_every_row_of_the_table_is_hit(profile: Any) -> None:
-    seen: set[str] = set()
+def test_every_row_of_the_table_is_hit(profile: Callable[[str], None]) -> None:
+    seen: set[str | None] = set()
     profile("softmax;float16;cols=64;sm80_row")
     wanted = reasons()
     assert len(wanted) >= 16
     every = [*calls(), ("softmax", operands("softmax", rows(4, 64)), "auto", H200)]
     for op, inputs, backend, arch in every:
-        try:
-            answer = ask(op, inputs, backend, arch)
-        except BackendUnavailableError as error:
-            seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
-        else:
-            seen |= {answer["reason"], answer["fallback_reason"]}
+        seen |= routes.explanations(ask, op, inputs, backend, arch)
     missing = wanted - seen
     # No build has code below sm_80: the floor is there for a list of architectures that somebody writes by hand.
     missing.discard("it needs sm_80 or later")
@@ -597,12 +532,8 @@ def test_every_row_of_the_table_is_hit(profile: Any) -> None:
 
 @pytest.mark.library
 def test_names_of_operators_and_kernels_are_those_of_python() -> None:
-    ops = re.search(r"kOpNames\[\] = \{(.*?)\}", ROUTES)
-    kernels = re.search(r"kBackendNames\[\] = \{(.*?)\}", ROUTES)
-    assert ops is not None
-    assert kernels is not None
-    assert re.findall(r'"(\w+)"', ops.group(1)) == list(LIBRARY.operators)
-    assert re.findall(r'"(\w+)"', kernels.group(1)) == list(LIBRARY.codes)
+    assert routes.names_in(ROUTES, "kOpNames") == list(LIBRARY.operators)
+    assert routes.names_in(ROUTES, "kBackendNames") == list(LIBRARY.codes)
 
 
 @pytest.mark.library

@@ -9,9 +9,8 @@ csrc/routes.h is met.
 from __future__ import annotations
 
 import functools
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dandan_ops_core import loader
 from dandan_ops_core.backend import BackendUnavailableError
 from dandan_ops_core.model_shapes import CALIBRATED, TOKENS, distinct_layers
+from dandan_ops_core.testing import routes
+from dandan_ops_core.testing.library import check_loaded_if_built, refusal
+from dandan_ops_core.testing.routes import ARCHITECTURES, H200, sheet
 from dandan_w4a16._ops import KERNELS, LIBRARY
 from dandan_w4a16.kernel_order import code_words, scale_elements
 from dandan_w4a16.packed import candidates
 
-CSRC = Path(__file__).resolve().parents[1] / "csrc"
-ROUTES = (CSRC / "routes.h").read_text(encoding="utf-8")
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-H200 = 90
+ROUTES = (Path(__file__).resolve().parents[1] / "csrc/routes.h").read_text(encoding="utf-8")
 DECODE_ROWS, RING_ROWS = 16, 64  # at most, of sm80_decode and sm90_decode
 WORKSPACE = 16 << 20  # bytes
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 1024, 4096)
@@ -38,16 +36,14 @@ ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 1024, 4096)
 LAYERS = ((4096, 1024), (1024, 2048), (1024, 3072), (6144, 4096), (4096, 12288), (51200, 5120), (151936, 1024))
 AWKWARD = ((1, 8), (8, 64), (7, 4088), (4095, 8), (130, 72), (3, 100000))
 
+cannot = functools.partial(routes.cannot, "packed_linear")
+code_for = functools.partial(routes.code_for, LIBRARY)
+home = functools.partial(routes.home, LIBRARY)
+built = functools.partial(routes.built, LIBRARY)
+
 
 def test_a_library_that_was_built_is_loaded() -> None:
-    """Otherwise all that follows would be skipped, and nobody would see that a wheel is broken."""
-    library = loader.load("dandan_w4a16")
-    assert library.loaded or library.build_info.get("library") is None, library.reason
-
-
-def sheet(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """A contiguous tensor of any size that takes no memory; its address counts as aligned."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+    check_loaded_if_built("dandan_w4a16")
 
 
 def ordered(n: int, k: int, group: int = 64, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
@@ -59,22 +55,6 @@ def ordered(n: int, k: int, group: int = 64, dtype: torch.dtype = torch.float16)
 
 def operands(m: int, n: int, k: int, *, group: int = 64, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
     return {"x": sheet(m, k, dtype=dtype), "bias": None, **ordered(n, k, group, dtype)}
-
-
-def code_for(arch: int) -> int:
-    """The architecture of the code that a device would run, said once more: machine code first, then PTX."""
-    described = LIBRARY.describe()
-    machine = [name for name in described["sass"].split(",") if name]
-    portable = [int(name.rstrip("af")) for name in described["ptx"].split(",") if name]
-    exact = [int(name[:-1]) for name in machine if name[-1] in "af" and int(name[:-1]) == arch]
-    same_major = [int(n) for n in machine if n[-1] not in "af" and int(n) // 10 == arch // 10 and int(n) <= arch]
-    return max([*exact, *same_major], default=0) or max([n for n in portable if n <= arch], default=0)
-
-
-@functools.cache
-def home() -> int:
-    """The architecture that is asked about where it does not matter: an H200's, if the library has code for it."""
-    return next(arch for arch in (H200, *ARCHITECTURES) if code_for(arch))
 
 
 def ask(
@@ -118,10 +98,6 @@ def configs() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def built(name: str) -> bool:
-    return name in LIBRARY.describe()["sass"].split(",")
-
-
 def measured() -> set[int]:
     """Architectures of which routes.h says that they were measured."""
     found = re.search(r"kMeasuredArchitectures\[\] = \{([^}]*)\}", ROUTES)
@@ -129,22 +105,9 @@ def measured() -> set[int]:
     return {int(number) for number in found[1].split(",") if number.strip()}
 
 
-def cannot(backend: str, why: str, instead: str | None = None, *, op: str = "packed_linear") -> str:
-    """What a refused backend says; `instead` is the own kernel that would run."""
-    own = f', and so can "{instead}"' if instead else ""
-    return f'{op}: backend "{backend}" cannot run: {why}; "auto" and "torch" can{own}'
-
-
-def refusal(question: Any, *arguments: Any, **keywords: Any) -> str:
-    with pytest.raises(BackendUnavailableError) as raised:
-        question(*arguments, **keywords)
-    return str(raised.value)
-
-
 @pytest.fixture
 def needs_90a() -> None:
-    if not built("90a"):
-        pytest.skip("the library was built without code for sm_90a")
+    routes.require_code(LIBRARY, "90a")
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -152,13 +115,9 @@ def needs_90a() -> None:
 
 @pytest.mark.library
 def test_tables_of_configurations() -> None:
-    assert list(configs()) == list(KERNELS)
-    for kernel, table in configs().items():
-        names = [each["name"] for each in table]
-        assert names, kernel
-        assert len(set(names)) == len(names), kernel
+    routes.check_configurations(LIBRARY, KERNELS)
+    for table in configs().values():
         for each in table:
-            assert re.fullmatch(r"[A-Za-z0-9_+-]+", each["name"]), "a route table separates by dots"
             assert each["tile_m"] % 8 == 0
             assert each["tile_n"] % 16 == 0
             assert each["tile_k"] == 64
@@ -378,9 +337,7 @@ def test_what_no_kernel_takes(kind: str) -> None:
     assert (answer["kernel"], answer["reason"]) == ("torch", "no own kernel can take the call")
     assert answer["fallback_reason"] == why
     for backend in ("cuda", *KERNELS):
-        with pytest.raises(BackendUnavailableError) as raised:
-            ask(**call, backend=backend)
-        assert str(raised.value) == f'packed_linear: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+        assert refusal(ask, **call, backend=backend) == cannot(backend, why)
 
 
 # ------------------------------------------------------------------------------------------- what each kernel can take
@@ -498,7 +455,7 @@ def test_sm80_dequantize_takes_a_weight_in_order_alone() -> None:
         assert ask_canonical(x, 1024)["kernel"] == instead
         why = "the weight is not in the kernels' order"
         found = refusal(ask_canonical, x, 1024, backend="sm80_dequantize")
-        assert found == cannot("sm80_dequantize", why, instead, op="w4a16_linear")
+        assert found == routes.cannot("w4a16_linear", "sm80_dequantize", why, instead)
 
 
 @pytest.mark.library
@@ -528,9 +485,8 @@ def test_a_canonical_weight_is_put_in_order_by_the_call() -> None:
     ):
         answer = ask_canonical(sheet(M, K), N, **changes)
         assert (answer["kernel"], answer["fallback_reason"], answer["copies"]) == ("torch", why, [])
-        with pytest.raises(BackendUnavailableError) as raised:
-            ask_canonical(sheet(M, K), N, **changes, backend="cuda")
-        assert str(raised.value) == f'w4a16_linear: backend "cuda" cannot run: {why}; "auto" and "torch" can'
+        found = refusal(ask_canonical, sheet(M, K), N, **changes, backend="cuda")
+        assert found == routes.cannot("w4a16_linear", "cuda", why)
 
 
 @pytest.mark.library
@@ -602,12 +558,9 @@ def test_architecture(arch: int) -> None:
     auto = ask(**call, arch=arch)
     assert ask(**call, backend="torch", arch=arch)["reason"] == "asked for"
     if code == 0:
-        why = "this build has no code for the device's architecture"
-        assert (auto["kernel"], auto["fallback_reason"]) == ("torch", why)
-        for backend in ("cuda", *KERNELS):
-            with pytest.raises(BackendUnavailableError) as raised:
-                ask(**call, backend=backend, arch=arch)
-            assert str(raised.value) == f'packed_linear: backend "{backend}" cannot run: {why}; "auto" and "torch" can'
+        routes.check_without_code(
+            lambda backend: ask(**call, backend=backend, arch=arch), "packed_linear", ("cuda", *KERNELS)
+        )
         return
     own = ask(**call, backend="cuda", arch=arch)
     assert auto["kernel"] == own["kernel"]
@@ -653,28 +606,21 @@ def test_rings_do_not_fit_the_shared_memory_of_sm_120() -> None:
 @pytest.mark.library
 def test_the_answer_is_json_with_these_keys() -> None:
     raw = LIBRARY.op("packed_linear_info")(half(2, K), *list(WEIGHT.values())[:2], None, N, K, 64, 0, None, H200)
-    assert raw.dtype == torch.uint8
     wanted = {"backend", "kernel", "reason", "fallback_reason", "profile", "copies", "config", "split", "us"}
-    assert wanted | {"m", "n", "k", "group_size"} <= set(json.loads(bytes(raw.tolist())))
+    assert wanted | {"m", "n", "k", "group_size"} <= routes.keys_of(raw)
 
 
 # ------------------------------------------------------------------------------------------------------------- profiles
 
 
 @pytest.fixture
-def profile() -> Iterator[Any]:
+def profile() -> Iterator[Callable[[str], None]]:
     """profile("packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode\\n") hands rows to the library; they are
     taken back.
     """
 
-    def put(text: str) -> None:
-        raw = (
-            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        )
-        torch.ops.dandan_w4a16.set_profile(raw)
-
-    yield put
-    put("")
+    with routes.profile_rows(LIBRARY) as put:
+        yield put
 
 
 def shown(m: int = M, n: int = N, k: int = K, *, group: int = 64, **keywords: Any) -> tuple[str, bool]:
@@ -685,7 +631,7 @@ def shown(m: int = M, n: int = N, k: int = K, *, group: int = 64, **keywords: An
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
+def test_a_profile_row_decides_its_own_shape_alone(profile: Callable[[str], None]) -> None:
     usual, _ = shown()
     other = next(kernel for kernel in KERNELS if kernel != usual)
     profile(
@@ -709,7 +655,7 @@ def test_a_profile_row_decides_its_own_shape_alone(profile: Any) -> None:
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Any) -> None:
+def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile: Callable[[str], None]) -> None:
     call = operands(4, 2048, 4096)
     every = [each for each in candidates(**call, arch=H200)["candidates"] if each["kernel"] == kernel]
     assert {(each["config"], each["split"]) for each in every} == {
@@ -725,7 +671,7 @@ def test_a_profile_row_may_name_a_configuration_and_slices(kernel: str, profile:
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
+def test_a_profile_row_that_cannot_run_is_passed_over(profile: Callable[[str], None]) -> None:
     for m, n, k, route in (
         (17, N, K, "sm80_decode"),
         (65, N, K, "sm90_decode"),
@@ -772,22 +718,16 @@ def test_a_profile_row_that_cannot_run_is_passed_over(profile: Any) -> None:
         " packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode",
     ],
 )
-def test_bad_profile_text(line: str, profile: Any) -> None:
+def test_bad_profile_text(line: str, profile: Callable[[str], None]) -> None:
     """Refused by name, and the rows from before stay."""
     good = "packed_linear;float16;group_size=64,k=64,m=4,n=24;torch"
-    profile(good)
-    with pytest.raises(RuntimeError) as raised:
-        profile(f"{good}\n{line}\n")
-    first = str(raised.value).split("\n")[0]
-    assert first == (
-        f'ValueError: profile row "{line}" is not packed_linear;dtype;group_size=G,k=K,m=M,n=N;'
-        "kernel or kernel.configuration.slices"
-    )
+    form = "packed_linear;dtype;group_size=G,k=K,m=M,n=N;kernel or kernel.configuration.slices"
+    routes.check_row_refused(profile, good, line, form)
     assert shown() == ("torch", True)
 
 
 @pytest.mark.library
-def test_slices_of_a_profile_row_are_those_that_the_configuration_takes(profile: Any) -> None:
+def test_slices_of_a_profile_row_are_those_that_the_configuration_takes(profile: Callable[[str], None]) -> None:
     for kernel, table in configs().items():
         for config in table:
             for split in range(18):
@@ -801,48 +741,26 @@ def test_slices_of_a_profile_row_are_those_that_the_configuration_takes(profile:
 
 @pytest.mark.library
 def test_dependent_launch_is_a_switch_with_a_memory() -> None:
-    switch = torch.ops.dandan_w4a16.set_dependent_launch
-    before = switch(0)
-    try:
-        assert switch(1) == 0
-        assert switch(5) == 1  # anything but 0 is on
-        assert switch(0) == 1
-    finally:
-        switch(before)
+    routes.check_dependent_launch(LIBRARY)
 
 
 # --------------------------------------------------------------------------------------------------- every row is hit
 
 
-def function_text(name: str) -> str:
-    """The body of one function of routes.h."""
-    start = re.search(rf"^inline [\w:* ]+ {name}\(", ROUTES, re.MULTILINE)
-    assert start is not None, name
-    return ROUTES[start.start() : ROUTES.index("\n}\n", start.start())]
-
-
 def reasons() -> set[str]:
     """Every sentence with which routes.h explains a choice."""
-    texts = set(re.findall(r'kTooManyTiles = "([^"]+)"', ROUTES))
-    for name in ("common_obstacle", "obstacle", "kernel_reason", "select"):
-        for line in function_text(name).splitlines():
-            texts |= {text for text in re.findall(r'"((?:[^"\\]|\\.)+)"', line) if " " in text}
-    return {text.replace('\\"', '"') for text in texts}
+    texts = routes.sentences(ROUTES, "common_obstacle", "obstacle", "kernel_reason", "select")
+    return texts | set(re.findall(r'kTooManyTiles = "([^"]+)"', ROUTES))
 
 
 @pytest.mark.library
 @pytest.mark.usefixtures("needs_90a")
-def test_every_reason_is_met(profile: Any) -> None:
+def test_every_reason_is_met(profile: Callable[[str], None]) -> None:
     profile("packed_linear;float16;group_size=64,k=64,m=4,n=24;sm80_decode")
     seen: set[str | None] = set()
 
     def meet(question: Any, **keywords: Any) -> None:
-        try:
-            answer = question(**keywords)
-        except BackendUnavailableError as error:
-            seen.add(str(error).split("cannot run: ")[1].split('; "auto"')[0])
-        else:
-            seen.update({answer["reason"].split("; the weight is not finalised")[0], answer["fallback_reason"]})
+        seen.update(routes.explanations(question, **keywords))
 
     calls: list[dict[str, Any]] = [operands(M, N, K)]
     calls += [operands(m, n, k) for m in ROWS for n, k in (*LAYERS, *AWKWARD)]
@@ -858,6 +776,7 @@ def test_every_reason_is_met(profile: Any) -> None:
                 meet(ask, **operands(m, 4096, 4096), backend=backend, arch=arch)
         meet(ask_canonical, x=sheet(M, K), n=N, zeros=torch.float16, backend=backend)
         meet(ask_canonical, x=sheet(M, K), n=N, backend=backend)
+    seen = {text and text.split("; the weight is not finalised")[0] for text in seen}
     wanted = reasons()
     assert len(wanted) >= 22
     missing = wanted - seen
@@ -877,6 +796,4 @@ def test_every_reason_is_met(profile: Any) -> None:
 
 @pytest.mark.library
 def test_names_of_kernels_are_those_of_python() -> None:
-    kernels = re.search(r"kBackendNames\[\] = \{(.*?)\}", ROUTES)
-    assert kernels is not None
-    assert re.findall(r'"(\w+)"', kernels.group(1)) == list(LIBRARY.codes)
+    assert routes.names_in(ROUTES, "kBackendNames") == list(LIBRARY.codes)

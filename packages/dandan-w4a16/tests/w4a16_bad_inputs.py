@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-EVERYWHERE = frozenset({"cpu", "meta", "fake", "cuda"})
-# Rules about memory or real devices: tensors without memory cannot break them.
-REAL = frozenset({"cpu", "cuda"})
-DEVICES = frozenset({"cpu", "meta", "cuda"})
+from dandan_ops_core.testing.bad_inputs import NEEDED, PYTHON, REAL, Case, Make, changed, dtype_of, other, tensor
+
+# One tensor without a device of its own kind.
+DEVICES = PYTHON - {"fake"}
 
 M, N, K, G = 4, 24, 128, 64
-
-Make = Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One refused call. `text` is the whole message, with {device} and {other} for devices."""
-
-    name: str
-    make: Callable[[str], dict[str, Any]]
-    error: type[Exception]
-    text: str
-    places: frozenset[str]
-    grad: bool = False
-
-    def message(self, device: str) -> str:
-        place = f"{device}:0" if device == "cuda" else device
-        return f"w4a16_linear: {self.text}".replace("{device}", place).replace("{other}", other(device))
-
-
-def other(device: str) -> str:
-    """A device that is not `device` and is always there."""
-    return "meta" if device == "cpu" else "cpu"
-
-
-def tensor(*shape: int, dtype: torch.dtype = torch.float16, elsewhere: bool = False) -> Make:
-    """Small whole numbers, the same on every device."""
-
-    def make(device: str) -> torch.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        return (torch.arange(count, device=other(device) if elsewhere else device) % 7).reshape(shape).to(dtype)
-
-    return make
 
 
 def words(*shape: int) -> Make:
@@ -78,23 +42,15 @@ def refused(
     name: str,
     error: type[Exception],
     text: str,
-    places: frozenset[str] = EVERYWHERE,
+    places: frozenset[str] = PYTHON,
     *,
     grad: bool = False,
     **changes: Any,
 ) -> None:
     """Adds a case: valid arguments with `changes` (values, or what makes them on a device)."""
-
-    def make(device: str) -> dict[str, Any]:
-        arguments = valid(device)
-        for key, change in changes.items():
-            arguments[key] = change(device) if callable(change) else change
-        return arguments
-
-    CASES.append(Case(name, make, error, text, places, grad))
+    CASES.append(Case("w4a16_linear", name, changed(valid, changes), error, text, places, grad))
 
 
-NEEDED = "a tensor is needed"
 TENSORS = ("x", "qweight", "scales", "zeros", "bias", "out")
 FLOATS = "float16, bfloat16 and float32 are supported"
 
@@ -117,7 +73,7 @@ for _name in TENSORS:
 
 for _dtype in (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.bool, torch.complex64,
                torch.float8_e4m3fn):  # fmt: skip
-    _shown = str(_dtype).removeprefix("torch.")
+    _shown = dtype_of(_dtype)
     refused(
         f"x {_shown}",
         TypeError,
@@ -125,7 +81,7 @@ for _dtype in (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int3
         x=tensor(M, K, dtype=_dtype),
     )
 for _dtype in (torch.int64, torch.uint8, torch.float16):
-    _shown = str(_dtype).removeprefix("torch.")
+    _shown = dtype_of(_dtype)
     refused(
         f"qweight {_shown}",
         TypeError,
@@ -133,13 +89,13 @@ for _dtype in (torch.int64, torch.uint8, torch.float16):
         qweight=tensor(N, K // 8, dtype=_dtype),
     )
 for _dtype in (torch.float64, torch.int32, torch.uint8):
-    _shown = str(_dtype).removeprefix("torch.")
+    _shown = dtype_of(_dtype)
     refused(
         f"scales {_shown}", TypeError, f"scales has dtype {_shown}; {FLOATS}", scales=tensor(N, K // G, dtype=_dtype)
     )
     refused(f"bias {_shown}", TypeError, f"bias has dtype {_shown}; {FLOATS}", bias=tensor(N, dtype=_dtype))
 for _dtype in (torch.int8, torch.int32, torch.bool):
-    _shown = str(_dtype).removeprefix("torch.")
+    _shown = dtype_of(_dtype)
     refused(
         f"zeros {_shown}",
         TypeError,
@@ -147,7 +103,7 @@ for _dtype in (torch.int8, torch.int32, torch.bool):
         zeros=tensor(N, K // G, dtype=_dtype),
     )
 for _dtype in (torch.float16, torch.float32):
-    _shown = str(_dtype).removeprefix("torch.")
+    _shown = dtype_of(_dtype)
     refused(
         f"zeros {_shown}",
         TypeError,
@@ -258,7 +214,9 @@ def _aliased(name: str) -> Callable[[str], dict[str, Any]]:
 
 
 for _name in ("x", "qweight", "scales", "zeros", "bias"):
-    CASES.append(Case(f"out overlaps {_name}", _aliased(_name), ValueError, f"out overlaps {_name}", REAL))
+    CASES.append(
+        Case("w4a16_linear", f"out overlaps {_name}", _aliased(_name), ValueError, f"out overlaps {_name}", REAL)
+    )
 refused(
     "backend unknown",
     ValueError,
