@@ -15,6 +15,7 @@ import dandan_attention
 import dandan_gemm
 import dandan_norm
 import dandan_w4a16
+from dandan_attention import _cache_ops
 from dandan_ops import cli, demo
 
 PRODUCTS = {"gemm", "QuantizedLinear"}
@@ -73,7 +74,9 @@ def test_every_operator_of_the_installed_families_is_shown() -> None:
     shown = {case.op for case in demo.cases(torch.device("cpu"), torch.bfloat16)}
     assert shown == OPERATORS
     names = [*dandan_norm.__all__, *dandan_gemm.__all__, *dandan_attention.__all__, "QuantizedLinear"]
-    assert shown == {name for name in names if not name.endswith("execution_info")}
+    # What PyTorch alone computes so far has no kernel to show.
+    unbuilt = {"DecodePlan", *_cache_ops.LIBRARY.operators}
+    assert shown == {name for name in names if not name.endswith("execution_info")} - unbuilt
 
 
 @pytest.mark.usefixtures("quick")

@@ -167,8 +167,12 @@ def _attend(
     rule: Rule,
     out: torch.Tensor,
     lse: torch.Tensor,
+    known: torch.Tensor | None = None,
 ) -> None:
-    """Attention of q [B, Hq, Sq, D] to k and v [B, Hkv, Sk, D] into out and lse [B, Hq, Sq]."""
+    """Attention of q [B, Hq, Sq, D] to k and v [B, Hkv, Sk, D] into out and lse [B, Hq, Sq].
+
+    `known`, bool [B, Sk]: keys that are there; the others are hidden from every query, and finite.
+    """
     if q.numel() == 0:
         return
     heads_kv = k.shape[1]
@@ -180,7 +184,8 @@ def _attend(
             continue
         keys, values = (_wide(t[:, :, block.keys]) for t in (k, v))
         logits = _logits(_grouped(q[:, :, block.rows], heads_kv), keys, block, rule)
-        logits = logits.masked_fill_(~block.seen, -torch.inf)
+        seen = block.seen if known is None else block.seen & known[:, None, None, None, block.keys]
+        logits = logits.masked_fill_(~seen, -torch.inf)
         largest = logits.amax(-1, keepdim=True)
         # A row without keys: -inf - -inf would be NaN.
         largest = torch.where(largest == -torch.inf, 0, largest)
@@ -372,6 +377,12 @@ def _host_spans(
         yield Span(Rows(queries), Rows(keys), first if starts is None else starts[i], live)
 
 
+def _device_rows(begin: torch.Tensor, end: torch.Tensor, longest: int, total: int) -> Rows:
+    """Rows from `begin` to `end` of a tensor of `total`, whose bounds the host does not know."""
+    places = begin + torch.arange(min(longest, total), device=begin.device)
+    return Rows(torch.where((places >= 0) & (places < end), places, total).clamp(max=total))
+
+
 def _device_spans(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -385,10 +396,6 @@ def _device_spans(
 ) -> Iterator[Span]:
     """The same without reading a value on the host; a wrong one reaches no memory outside of the tensors."""
 
-    def rows(begin: torch.Tensor, end: torch.Tensor, longest: int, total: int) -> Rows:
-        places = begin + torch.arange(min(longest, total), device=q.device)
-        return Rows(torch.where((places >= 0) & (places < end), places, total).clamp(max=total))
-
     one = (1, 1, 1, 1, 1)
     for i in range(len(cu_seqlens_q) - 1):
         (begin_q, end_q), (begin_k, end_k) = (cu[i : i + 2].long() for cu in (cu_seqlens_q, cu_seqlens_k))
@@ -398,7 +405,8 @@ def _device_spans(
         first = live - (end_q - begin_q) if suffix else torch.zeros_like(live)
         if query_starts is not None:
             first = query_starts[i].long()
-        queries, keys = rows(begin_q, end_q, max_seqlen_q, q.shape[0]), rows(begin_k, end_k, max_seqlen_k, k.shape[0])
+        queries = _device_rows(begin_q, end_q, max_seqlen_q, q.shape[0])
+        keys = _device_rows(begin_k, end_k, max_seqlen_k, k.shape[0])
         yield Span(queries, keys, first.view(one), live.view(one))
 
 

@@ -8,10 +8,21 @@ works without a GPU.
 from __future__ import annotations
 
 from dandan_attention import (
+    DecodePlan,
     flash_attention,
     flash_attention_execution_info,
     flash_attention_varlen,
     flash_attention_varlen_execution_info,
+    paged_attention,
+    paged_attention_execution_info,
+    paged_attention_varlen,
+    paged_attention_varlen_execution_info,
+    qk_norm_rope_write_kv,
+    qk_norm_rope_write_kv_execution_info,
+    rope,
+    rope_execution_info,
+    write_kv,
+    write_kv_execution_info,
 )
 from dandan_gemm import gemm, gemm_execution_info
 from dandan_norm import (
@@ -44,6 +55,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendUnavailableError",
+    "DecodePlan",
     "ExecutionInfo",
     "Int4Weight",
     "QuantizedLinear",
@@ -64,12 +76,22 @@ __all__ = [
     "gemm_execution_info",
     "layer_norm",
     "pack_int4",
+    "paged_attention",
+    "paged_attention_execution_info",
+    "paged_attention_varlen",
+    "paged_attention_varlen_execution_info",
+    "qk_norm_rope_write_kv",
+    "qk_norm_rope_write_kv_execution_info",
     "quantize_int4",
     "residual_rms_norm",
     "rms_norm",
+    "rope",
+    "rope_execution_info",
     "silu_and_mul",
     "softmax",
     "unpack_int4",
     "w4a16_linear",
     "w4a16_linear_execution_info",
+    "write_kv",
+    "write_kv_execution_info",
 ]

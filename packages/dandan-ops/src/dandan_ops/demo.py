@@ -3,8 +3,8 @@
 The shapes are those of Qwen3-0.6B: hidden size 1024, intermediate size 3072, 16 query and 8 key-value heads of 128
 with a norm per head, vocabulary 151,936. Each linear layer runs with its weight in 16 bits and in INT4. On the CPU the
 LM head's product and the larger INT4 layers are left out, which would take most of the time. Attention is that of the
-prefill step: one prompt, and the same tokens as two prompts in one packed batch. Weights and activations are random;
-nothing is downloaded.
+prefill step: one prompt, and the same tokens as two prompts in one packed batch. Operators around a paged cache are
+left out while PyTorch alone computes them. Weights and activations are random; nothing is downloaded.
 """
 
 from __future__ import annotations
