@@ -33,8 +33,8 @@ inline constexpr int kMaxRingRows = 64;
 inline constexpr int kMaxRingSplit = 4;
 
 inline constexpr RingShape kRingShapes[] = {
-    {"16x8", 1, 8, 3, 1, 16},  {"16x16", 1, 16, 1, 1, 16}, {"32x8", 2, 8, 2, 1, 16},  {"32x16", 2, 16, 1, 1, 32}, {"64x8", 4, 8, 2, 1, 16}, {"64x8x3", 4, 8, 3, 1, 8},
-    {"64x16", 4, 16, 1, 1, 16}, {"128x8", 8, 8, 1, 1, 32}, {"64x12m", 4, 12, 1, 4, 32}, {"64x8m", 4, 8, 1, 4, 64},
+    {"16x8", 1, 8, 3, 1, 16},  {"16x16", 1, 16, 1, 1, 16},  {"32x8", 2, 8, 2, 1, 16},  {"32x16", 2, 16, 1, 1, 32},  {"64x8", 4, 8, 2, 1, 16},
+    {"64x8x3", 4, 8, 3, 1, 8}, {"64x16", 4, 16, 1, 1, 16}, {"128x8", 8, 8, 1, 1, 32}, {"64x12m", 4, 12, 1, 4, 32}, {"64x8m", 4, 8, 1, 4, 64},
 };
 inline constexpr int kRingShapeCount = static_cast<int>(sizeof(kRingShapes) / sizeof(RingShape));
 

@@ -350,7 +350,8 @@ inline double tile_us(const TileCost& cost, const Config& config, int split, con
   const double tiles = tiles_of(config, p), blocks = tiles * split;
   const Rounds rounds = rounds_of(blocks, usable_multiprocessors(config, split, p), config.blocks);
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, kBlock), split));
-  const double step = std::max(rounds.at_a_time * std::max(multiply * cost.rate, makers * cost.codes), multiply / std::max(config.consumers, 1) * cost.rate + cost.wait);
+  const double shared = rounds.at_a_time * std::max(multiply * cost.rate, makers * cost.codes);
+  const double step = std::max(shared, multiply / std::max(config.consumers, 1) * cost.rate + cost.wait);
   const double memory = operand_bytes(p) * (config.consumers > 0 && p.m > config.tile_m ? 1.05 : 1.0) / (kDramBytes * cost.dram * filled(blocks, 100.0));
   const double rows = 2.0 * tiles * static_cast<double>(config.tile_m) * static_cast<double>(padded(p.k)) / (cost.l2 * 1e6);
   const double size = static_cast<double>(config.tile_m) * static_cast<double>(config.tile_n) / 16384.0;

@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(C::kWarps * 32, C::kResident) ring_kernel(cons
   if (p.split > 1) ptx::barrier_cluster_arrive_release();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int tile0 = static_cast<int>(blockIdx.x) / p.split * C::kTiles;  // of 16 columns of out
-  // A warp takes two blocks of 64 k in a row, then those two of the next round, in one stage or in two: the order of additions is that of the configuration,
-  // whatever the number of rows.
+  // A warp takes two blocks of 64 k in a row, then those two of the next round, in one stage or in two: the order of additions is that of the
+  // configuration, whatever the number of rows.
   const int step = 2 * C::kWarps * p.split, first = 2 * (rank * C::kWarps + warp);
   const auto block_of = [&](int i) { return C::kBlocksOfStage == 2 ? first + i * step : first + i / 2 * step + i % 2; };
   const uint32_t base = (ptx::shared_address(shared) + 1023) & ~1023u;
