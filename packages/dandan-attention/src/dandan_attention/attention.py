@@ -12,10 +12,9 @@ from dandan_attention._ops import LIBRARY, explain, run_reference
 __all__ = ["flash_attention", "flash_attention_varlen"]
 
 _CODES = LIBRARY.codes
-_dense, _dense_out = LIBRARY.op("flash_attention"), LIBRARY.op("flash_attention_out")
-_dense_lse, _dense_lse_out = LIBRARY.op("flash_attention_lse"), LIBRARY.op("flash_attention_lse_out")
-_packed, _packed_out = LIBRARY.op("flash_attention_varlen"), LIBRARY.op("flash_attention_varlen_out")
-_packed_lse, _packed_lse_out = LIBRARY.op("flash_attention_varlen_lse"), LIBRARY.op("flash_attention_varlen_lse_out")
+_FORMS = ("", "_out", "_lse", "_lse_out")
+_DENSE = tuple(LIBRARY.op(f"flash_attention{form}") for form in _FORMS)
+_PACKED = tuple(LIBRARY.op(f"flash_attention_varlen{form}") for form in _FORMS)
 
 
 def flash_attention(
@@ -78,25 +77,8 @@ def flash_attention(
     arXiv:2407.08608; T. Zadouri et al., 2026, arXiv:2603.05451); online softmax (M. Milakov, N. Gimelshein, 2018,
     arXiv:1805.02867); grouped queries (J. Ainslie et al., 2023, arXiv:2305.13245).
     """
-    start, starts = (None, query_start) if isinstance(query_start, torch.Tensor) else (query_start, None)
-    inputs = (q, k, v, causal, softmax_scale, start, starts, window_size, softcap, seqused_k)
-    try:
-        if checks.DEBUG and not torch.compiler.is_compiling():
-            checks.flash_attention(*inputs, out=None if out is None else (out,))
-        if torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or (out is not None and out.requires_grad)
-        ):
-            return run_reference("flash_attention", inputs, out, return_lse, backend)
-        if out is None:
-            return (_dense_lse if return_lse else _dense)(*inputs, _CODES[backend])
-        if not return_lse:
-            _dense_out(*inputs, _CODES[backend], out)
-            return out
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        _dense_lse_out(*inputs, _CODES[backend], out, lse)
-        return out, lse
-    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
-        raise explain("flash_attention", error, inputs, out, backend) from None
+    inputs = dense_inputs(q, k, v, causal, softmax_scale, query_start, window_size, softcap, seqused_k)
+    return _call("flash_attention", _DENSE, inputs, out, return_lse, backend)
 
 
 def flash_attention_varlen(
@@ -155,27 +137,83 @@ def flash_attention_varlen(
 
     Source: as `flash_attention`.
     """
+    inputs = packed_inputs(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        causal, softmax_scale, query_starts, window_size, softcap, seqused_k,
+    )  # fmt: skip
+    return _call("flash_attention_varlen", _PACKED, inputs, out, return_lse, backend)
+
+
+def dense_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    query_start: int | torch.Tensor | None,
+    window_size: int | None,
+    softcap: float,
+    seqused_k: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """What the schema of `flash_attention` takes: a number and a tensor are two arguments there."""
+    start, starts = (None, query_start) if isinstance(query_start, torch.Tensor) else (query_start, None)
+    return q, k, v, causal, softmax_scale, start, starts, window_size, softcap, seqused_k
+
+
+def packed_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    query_starts: torch.Tensor | Literal["suffix"] | None,
+    window_size: int | None,
+    softcap: float,
+    seqused_k: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """What the schema of `flash_attention_varlen` takes.
+
+    Raises:
+        TypeError, ValueError: `query_starts` is neither, or has to be given.
+    """
     tensor, suffix = (None, True) if isinstance(query_starts, str) else (query_starts, False)
-    inputs = (
+    if not isinstance(query_starts, torch.Tensor):
+        checks.starts(query_starts, cu_seqlens_q, cu_seqlens_k, causal, window_size)
+    return (
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         causal, softmax_scale, tensor, suffix, window_size, softcap, seqused_k,
     )  # fmt: skip
-    if not isinstance(query_starts, torch.Tensor):
-        checks.starts(query_starts, cu_seqlens_q, cu_seqlens_k, causal, window_size)
+
+
+def _call(
+    name: str,
+    forms: tuple[Any, ...],
+    inputs: tuple[Any, ...],
+    out: torch.Tensor | None,
+    return_lse: bool,
+    backend: str,
+) -> Any:
+    """One of the four forms of an operator, or its reference where a gradient is needed."""
+    q, k, v = inputs[:3]
     try:
         if checks.DEBUG and not torch.compiler.is_compiling():
-            checks.flash_attention_varlen(*inputs, out=None if out is None else (out,))
+            getattr(checks, name)(*inputs, out=None if out is None else (out,))
         if torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or v.requires_grad or (out is not None and out.requires_grad)
         ):
-            return run_reference("flash_attention_varlen", inputs, out, return_lse, backend)
+            return run_reference(name, inputs, out, return_lse, backend)
+        plain, plain_out, with_lse, with_lse_out = forms
         if out is None:
-            return (_packed_lse if return_lse else _packed)(*inputs, _CODES[backend])
+            return (with_lse if return_lse else plain)(*inputs, _CODES[backend])
         if not return_lse:
-            _packed_out(*inputs, _CODES[backend], out)
+            plain_out(*inputs, _CODES[backend], out)
             return out
-        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-        _packed_lse_out(*inputs, _CODES[backend], out, lse)
+        lse = q.new_empty(q.shape[:-1] if forms is _DENSE else (q.shape[1], q.shape[0]), dtype=torch.float32)
+        with_lse_out(*inputs, _CODES[backend], out, lse)
         return out, lse
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as error:
-        raise explain("flash_attention_varlen", error, inputs, out, backend) from None
+        raise explain(name, error, inputs, out, backend) from None

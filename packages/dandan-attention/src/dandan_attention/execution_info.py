@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from dandan_attention import checks
 from dandan_attention._ops import LIBRARY, explain
+from dandan_attention.attention import dense_inputs, packed_inputs
 from dandan_ops_core.backend import ExecutionInfo
 
 __all__ = ["flash_attention_execution_info", "flash_attention_varlen_execution_info"]
@@ -44,8 +44,7 @@ def flash_attention_execution_info(
         ValueError: where the call raises it.
         BackendUnavailableError: where the call raises it.
     """
-    start, starts = (None, query_start) if isinstance(query_start, torch.Tensor) else (query_start, None)
-    inputs = (q, k, v, causal, softmax_scale, start, starts, window_size, softcap, seqused_k)
+    inputs = dense_inputs(q, k, v, causal, softmax_scale, query_start, window_size, softcap, seqused_k)
     return _execution_info("flash_attention", inputs, out, return_lse, backend)
 
 
@@ -82,13 +81,10 @@ def flash_attention_varlen_execution_info(
         ValueError: where the call raises it.
         BackendUnavailableError: where the call raises it.
     """
-    tensor, suffix = (None, True) if isinstance(query_starts, str) else (query_starts, False)
-    inputs = (
+    inputs = packed_inputs(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        causal, softmax_scale, tensor, suffix, window_size, softcap, seqused_k,
+        causal, softmax_scale, query_starts, window_size, softcap, seqused_k,
     )  # fmt: skip
-    if not isinstance(query_starts, torch.Tensor):
-        checks.starts(query_starts, cu_seqlens_q, cu_seqlens_k, causal, window_size)
     return _execution_info("flash_attention_varlen", inputs, out, return_lse, backend)
 
 
